@@ -1,0 +1,1 @@
+"""What workers and drains promise the broker: the topology, the message on the wire, the notes beside it."""

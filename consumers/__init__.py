@@ -1,0 +1,1 @@
+"""Drain dead letters into a database, group them, and replay them deliberately."""

@@ -1,0 +1,1 @@
+"""The whole road: real worker and drain processes, killed for real."""

@@ -1,0 +1,1 @@
+"""Rooms against real servers."""

@@ -1,0 +1,1 @@
+"""Pure rooms, without any server."""
