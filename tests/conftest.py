@@ -17,6 +17,8 @@ import pytest
 import redis
 import sqlalchemy
 
+from broker_topology.deploy import deploy
+from broker_topology.topology import read_topology
 from sandbox import servers
 
 DEFINITIONS = Path(__file__).parent.parent / "definitions.json"
@@ -122,6 +124,14 @@ def vhost(rabbitmq_server: servers.Server) -> Iterator[VirtualHost]:
     vhost = new_vhost(rabbitmq_server)
     yield vhost
     vhost.api("DELETE", "/vhosts/{vhost}")
+
+
+@pytest.fixture
+def deployed(vhost: VirtualHost) -> VirtualHost:
+    """A virtual host of the test's own with everything that definitions.json says, policies included."""
+    report = deploy(read_topology(DEFINITIONS), vhost.url, management_url=vhost.management_url)
+    assert not report.declared.conflicts
+    return vhost
 
 
 @pytest.fixture
