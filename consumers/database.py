@@ -1,0 +1,179 @@
+"""The database of the dead letters: engines, column types, and the schema's version."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import alembic.command
+import alembic.config
+import sqlalchemy as sa
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+
+from broker_topology.errors import ConfigurationError, DeadLetterOfficeError
+
+metadata = sa.MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+BUSY_TIMEOUT_SECONDS = 10
+CONNECT_TIMEOUT_SECONDS = 10
+
+# SQLite gives a rowid of its own to INTEGER PRIMARY KEY alone.
+BigId = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+
+class DatabaseUnavailableError(DeadLetterOfficeError):
+    """The database cannot be used now."""
+
+
+class SchemaError(ConfigurationError):
+    """The schema of the database is not the one that this version knows."""
+
+
+class UtcDateTime(sa.types.TypeDecorator[datetime]):
+    """Aware UTC, on SQLite too."""
+
+    impl = sa.DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
+        """Store as UTC; SQLite has no time zones."""
+        if value is None:
+            return None
+        value = value.astimezone(UTC)
+        return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
+
+    def process_result_value(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:  # noqa: ARG002
+        """Give back aware UTC."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+def open_database(url: str, *, pool_size: int = 5) -> sa.Engine:
+    """An engine on SQLite or PostgreSQL; connects when it is first used. Raises ConfigurationError."""
+    if url.startswith(("postgres://", "postgresql://")):
+        url = "postgresql+psycopg://" + url.partition("://")[2]
+    try:
+        parsed = sa.make_url(url)
+        match parsed.get_backend_name():
+            case "sqlite":
+                engine = sa.create_engine(parsed, connect_args={"timeout": BUSY_TIMEOUT_SECONDS})
+                sa.event.listen(engine, "connect", _prepare_sqlite)
+                sa.event.listen(engine, "begin", _begin_sqlite)
+            case "postgresql":
+                engine = sa.create_engine(
+                    parsed,
+                    pool_size=pool_size,
+                    pool_pre_ping=True,
+                    connect_args={"connect_timeout": CONNECT_TIMEOUT_SECONDS},
+                )
+            case other:
+                raise ConfigurationError(f"DATABASE_URL names {other}; SQLite and PostgreSQL are supported")
+    except (ArgumentError, NoSuchModuleError) as error:
+        raise ConfigurationError("DATABASE_URL is not a database address such as sqlite:///x.db") from error
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(f"{error.name} is missing: pip install 'dead-letter-office[postgresql]'") from error
+    return engine
+
+
+def _prepare_sqlite(connection: Any, _record: object) -> None:
+    # Transactions begin where SQLAlchemy says, DDL included, not where the driver guesses.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    # Readers and the writer do not block each other; a commit survives a crash of the process.
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.close()
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    # Taken at once by writers: a read that turns into a write later cannot wait for the lock.
+    immediate = connection.get_execution_options().get("writes")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+
+
+@contextlib.contextmanager
+def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """One transaction. Raises DatabaseUnavailableError for whatever the driver raises."""
+    try:
+        with engine.execution_options(writes=True).begin() as connection:
+            yield connection
+    except (DBAPIError, engine.dialect.loaded_dbapi.Error) as error:
+        raise DatabaseUnavailableError(database_problem(error)) from error
+
+
+@contextlib.contextmanager
+def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """One transaction that only reads. Raises DatabaseUnavailableError."""
+    try:
+        with engine.connect() as connection:
+            yield connection
+    except DBAPIError as error:
+        raise DatabaseUnavailableError(database_problem(error)) from error
+
+
+def database_problem(error: Exception) -> str:
+    """One sentence on what the database said, without the statement and its values."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    text = str(cause or "").strip().splitlines()
+    return f"the database refuses: {text[0]}" if text else "the database cannot be reached"
+
+
+def upgrade(engine: sa.Engine, revision: str = "head") -> None:
+    """Bring the schema to a revision. Raises DatabaseUnavailableError."""
+    config = _alembic_config()
+    try:
+        with engine.execution_options(writes=True).begin() as connection:
+            config.attributes["connection"] = connection
+            alembic.command.upgrade(config, revision)
+    except DBAPIError as error:
+        raise DatabaseUnavailableError(database_problem(error)) from error
+
+
+def schema_revision(engine: sa.Engine) -> str | None:
+    """The revision that the database is at; None for an empty one. Raises DatabaseUnavailableError."""
+    with reading(engine) as connection:
+        return MigrationContext.configure(connection).get_current_revision()
+
+
+def head_revision() -> str:
+    """The newest revision that this version knows."""
+    head = ScriptDirectory.from_config(_alembic_config()).get_current_head()
+    assert head is not None  # noqa: S101, there is at least one migration
+    return head
+
+
+def require_schema(engine: sa.Engine, *, auto_upgrade: bool = False) -> None:
+    """Refuse a schema that this version does not know, or upgrade it.
+
+    Raises SchemaError with the command to run, DatabaseUnavailableError.
+    """
+    current, head = schema_revision(engine), head_revision()
+    if current == head:
+        return
+    known = {script.revision for script in ScriptDirectory.from_config(_alembic_config()).walk_revisions()}
+    if current is not None and current not in known:
+        raise SchemaError(f"the database is at revision {current}, newer than this version: upgrade it")
+    if not auto_upgrade:
+        state = "has no tables yet" if current is None else f"is at revision {current}, not {head}"
+        raise SchemaError(f"the database {state}: run `dead-letters db upgrade`")
+    upgrade(engine)
+
+
+def _alembic_config() -> alembic.config.Config:
+    config = alembic.config.Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    return config

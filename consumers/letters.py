@@ -1,0 +1,208 @@
+"""What one delivery says: from the bytes that came to the values that are stored. Pure, and never raises."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import uuid
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from broker_topology.message import (
+    IDEMPOTENCY_KEY_HEADER,
+    MAX_DECODED_BYTES,
+    REPLAY_ID_HEADER,
+    Death,
+    TaskMessage,
+    newest_death,
+    read_task_message,
+)
+from broker_topology.notes import cut
+from consumers.raw_properties import MalformedPropertiesError, Properties, read_properties, without_headers
+
+MAX_NAME_LENGTH = 255
+"""Characters kept of names and ids in columns that are searched; the original bytes keep all of them."""
+
+UNROUTABLE = "unroutable"
+UNKNOWN = "unknown"
+
+_READ_HEADERS = frozenset(
+    {"task", "id", "retries", "compression", "x-death", IDEMPOTENCY_KEY_HEADER, REPLAY_ID_HEADER}
+)
+# Both change when the broker delivers the same message again.
+_DELIVERY_COUNTS = frozenset({b"x-delivery-count", b"x-acquired-count"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """One message as the broker handed it over."""
+
+    drained_queue: str
+    exchange: str
+    routing_key: str
+    redelivered: bool
+    properties: bytes
+    """The content header as it came, without class and body size."""
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    """A dead letter before it is stored. Texts are fit for any database's text columns."""
+
+    identity: str
+    """Equal for two deliveries of one death, different for two deaths."""
+    content_hash: str | None
+    """Set where the message has no id: then only the broker's word on redelivery can tell copies apart."""
+    redelivered: bool
+    body: bytes
+    properties: bytes
+    task_name: str | None
+    task_id: str | None
+    args: str | None
+    """JSON text, or None where the body could not be decoded."""
+    kwargs: str | None
+    decode_problem: str | None
+    retries: int
+    idempotency_key: str | None
+    replay_key: str | None
+    """The ``replay_id`` header: which replay of an earlier letter published this message."""
+    drained_queue: str
+    queue: str
+    exchange: str
+    routing_key: str
+    reason: str
+    """``rejected``, ``expired``, ``delivery_limit``, ``maxlen``, ``unroutable`` or ``unknown``."""
+    died_at: datetime
+    note_task_id: str | None
+    """The task id uncut, which the failure note is filed under."""
+
+
+def read_letter(
+    delivery: Delivery, *, now: datetime, unroutable: bool, max_body_bytes: int = MAX_DECODED_BYTES
+) -> Letter:
+    """Read one delivery; ``unroutable`` says that it came from a queue that keeps what no binding wanted."""
+    properties = read_properties(delivery.properties, only_headers=_READ_HEADERS)
+    message = _message(properties, delivery.body, max_body_bytes)
+    death = _death(properties)
+    args, kwargs, problem = _arguments(message)
+    content = content_hash(delivery)
+    known = bool(message.task_id or properties.message_id)
+    return Letter(
+        identity=content if known else uuid.uuid4().hex,
+        content_hash=None if known else content,
+        redelivered=delivery.redelivered,
+        body=delivery.body,
+        properties=delivery.properties,
+        task_name=_name(message.task_name),
+        task_id=_name(message.task_id),
+        args=args,
+        kwargs=kwargs,
+        decode_problem=storable(properties.problem or problem),
+        retries=int(message.retries),
+        idempotency_key=_name(message.idempotency_key, 512),
+        replay_key=_name(message.replay_id),
+        drained_queue=_name(delivery.drained_queue) or "",
+        queue=_name(death.queue if death else delivery.drained_queue) or "",
+        exchange=_name(death.exchange if death and not unroutable else delivery.exchange) or "",
+        routing_key=_name(death.routing_key if death and not unroutable else delivery.routing_key) or "",
+        reason=UNROUTABLE if unroutable else (_name(death.reason) if death else None) or UNKNOWN,
+        died_at=death.died_at if death and death.died_at else now,
+        note_task_id=message.task_id,
+    )
+
+
+def content_hash(delivery: Delivery) -> str:
+    """A digest of everything that the broker does not change when it delivers the same message again."""
+    properties = delivery.properties
+    if b"x-delivery-count" in properties or b"x-acquired-count" in properties:
+        with contextlib.suppress(MalformedPropertiesError):
+            properties = without_headers(properties, _DELIVERY_COUNTS)
+    digest = hashlib.blake2b(delivery.drained_queue.encode("utf-8", "backslashreplace"), digest_size=16)
+    digest.update(b"\0%d\0" % len(properties))
+    digest.update(properties)
+    digest.update(delivery.body)
+    return digest.hexdigest()
+
+
+def storable(text: str | None) -> str | None:
+    """The text with what PostgreSQL refuses in a text column shown as an escape: NUL, lone surrogates."""
+    if text is None:
+        return None
+    if "\0" in text:
+        text = text.replace("\0", "\\x00")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = text.encode("utf-8", "backslashreplace").decode()
+    return text
+
+
+def json_text(value: Any) -> str:
+    """JSON that every database and every JSON reader takes: NaN and infinities become strings."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return text
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float() if value != value or value in (float("inf"), float("-inf")):  # noqa: PLR0124, NaN
+            return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
+        case list():
+            return [_finite(item) for item in value]
+        case dict():
+            return {key: _finite(item) for key, item in value.items()}
+        case _:
+            return value
+
+
+def _message(properties: Properties, body: bytes, max_body_bytes: int) -> TaskMessage:
+    try:
+        return read_task_message(
+            properties.headers,
+            body,
+            content_type=properties.content_type,
+            content_encoding=properties.content_encoding,
+            max_body_bytes=max_body_bytes,
+        )
+    except Exception as error:  # hostile input becomes a row whatever it does
+        return TaskMessage(problem=f"the message cannot be read: {type(error).__name__}")
+
+
+def _death(properties: Properties) -> Death | None:
+    try:
+        return newest_death(properties.headers)
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def _arguments(message: TaskMessage) -> tuple[str | None, str | None, str | None]:
+    if message.problem is not None:
+        return None, None, message.problem
+    try:
+        return json_text(message.args), json_text(message.kwargs), None
+    except RecursionError:
+        return None, None, "the arguments are nested too deeply"
+    except (ValueError, TypeError) as error:
+        return None, None, f"the arguments cannot be shown: {error}"
+
+
+def _name(text: str | None, length: int = MAX_NAME_LENGTH) -> str | None:
+    if text is None:
+        return None
+    if text.isascii() and len(text) <= length and "\0" not in text:
+        return text
+    return cut(storable(text) or "", length)

@@ -1,0 +1,252 @@
+"""The tables of replays and their items, and their verbs: freeze a selection, mark, follow.
+
+A replay is one deliberate act of a person: who, why, and which letters, frozen when it was confirmed. Each
+of its items carries the key that goes into the message as its ``replay_id`` header, so that whatever
+becomes of the message can be told to belong to it.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+import sqlalchemy as sa
+
+from broker_topology.errors import DeadLetterOfficeError
+from consumers.audit import Act, Action, record
+from consumers.database import BigId, UtcDateTime, metadata
+from consumers.dead_letters import State, change_state, dead_letters
+from consumers.letters import storable
+
+
+class ReplayState(StrEnum):
+    """Where a replay stands."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    CANCELLED = "cancelled"
+    """By a person; its unpublished letters are open again."""
+    STOPPED = "stopped"
+    """By itself: too many of its letters failed again."""
+    PUBLISHED = "published"
+    """Every letter was published or refused."""
+
+
+class ItemState(StrEnum):
+    """Where one letter of a replay stands."""
+
+    WAITING = "waiting"
+    PUBLISHED = "published"
+    REFUSED = "refused"
+    """It could not be sent; its letter is open again."""
+    CANCELLED = "cancelled"
+    SUCCEEDED = "succeeded"
+    FAILED_AGAIN = "failed_again"
+
+
+replays = sa.Table(
+    "replays",
+    metadata,
+    sa.Column("id", BigId, primary_key=True),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("options", sa.Text, nullable=False, server_default="{}"),
+    sa.Column("state", sa.String(20), nullable=False),
+    sa.Column("state_at", UtcDateTime, nullable=False),
+    sa.Column("state_note", sa.Text),
+    sa.Column("total", sa.Integer, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+replay_items = sa.Table(
+    "replay_items",
+    metadata,
+    sa.Column("id", BigId, primary_key=True),
+    sa.Column("replay_id", sa.BigInteger, sa.ForeignKey("replays.id", ondelete="CASCADE"), nullable=False),
+    sa.Column("letter_id", sa.BigInteger, sa.ForeignKey("dead_letters.id", ondelete="CASCADE"), nullable=False),
+    sa.Column("key", sa.String(64), nullable=False, unique=True),
+    sa.Column("state", sa.String(20), nullable=False),
+    sa.Column("published_at", UtcDateTime),
+    sa.Column("error", sa.Text),
+    sa.Column("outcome_at", UtcDateTime),
+    sa.Column("outcome", sa.Text),
+    sa.Column("new_letter_id", sa.BigInteger),
+    # Set where the letter was edited: what is sent instead of the original.
+    sa.Column("edited_body", sa.LargeBinary),
+    sa.Column("edited_properties", sa.LargeBinary),
+    sa.Index("ix_replay_items_replay_id_state_id", "replay_id", "state", "id"),
+    sa.Index("ix_replay_items_letter_id", "letter_id"),
+    sqlite_autoincrement=True,
+)
+
+
+class NoSuchReplayError(DeadLetterOfficeError):
+    """There is no such replay."""
+
+
+def freeze(
+    connection: sa.Connection,
+    act: Act,
+    letter_ids: Sequence[int],
+    *,
+    now: datetime,
+    options: dict[str, Any],
+) -> tuple[int, list[int]]:
+    """Claim open letters for one new replay; letters that somebody else has claimed are left out.
+
+    Returns the replay's id and the ids that are in it. Claim, items and audit are one transaction, the
+    caller's: two operators who select the same letters cannot both have one.
+    """
+    claimed: list[int] = []
+    for start in range(0, len(letter_ids), 500):
+        claimed += change_state(
+            connection,
+            letter_ids[start : start + 500],
+            State.REPLAYING,
+            now=now,
+            from_states=[State.OPEN],
+        )
+    replay_id: int = connection.execute(
+        replays.insert().returning(replays.c.id),
+        {
+            "created_at": now,
+            "actor": storable(act.actor),
+            "reason": storable(act.reason),
+            "options": json.dumps(options),
+            "state": ReplayState.RUNNING.value,
+            "state_at": now,
+            "total": len(claimed),
+        },
+    ).scalar_one()
+    if claimed:
+        connection.execute(
+            replay_items.insert(),
+            [
+                {
+                    "replay_id": replay_id,
+                    "letter_id": letter_id,
+                    "key": uuid.uuid4().hex,
+                    "state": ItemState.WAITING.value,
+                }
+                for letter_id in claimed
+            ],
+        )
+        record(
+            connection,
+            act,
+            Action.REPLAY,
+            now=now,
+            letter_ids=claimed,
+            replay_id=replay_id,
+            details=options,
+        )
+    return replay_id, claimed
+
+
+def get_replay(connection: sa.Connection, replay_id: int) -> dict[str, Any]:
+    """One replay. Raises NoSuchReplayError."""
+    row = connection.execute(sa.select(replays).where(replays.c.id == replay_id)).one_or_none()
+    if row is None:
+        raise NoSuchReplayError(f"there is no replay {replay_id}")
+    return dict(row._mapping)
+
+
+def waiting_items(connection: sa.Connection, replay_id: int, *, limit: int) -> list[dict[str, Any]]:
+    """The next items to publish, each with what its letter was."""
+    query = (
+        sa.select(
+            replay_items.c.id.label("item_id"),
+            replay_items.c.key,
+            replay_items.c.edited_body,
+            replay_items.c.edited_properties,
+            dead_letters.c.id.label("letter_id"),
+            dead_letters.c.body,
+            dead_letters.c.properties,
+            dead_letters.c.encrypted,
+            dead_letters.c.drained_queue,
+            dead_letters.c.queue,
+            dead_letters.c.exchange,
+            dead_letters.c.routing_key,
+            dead_letters.c.reason,
+        )
+        .join(dead_letters, dead_letters.c.id == replay_items.c.letter_id)
+        .where(replay_items.c.replay_id == replay_id, replay_items.c.state == ItemState.WAITING.value)
+        .order_by(replay_items.c.id)
+        .limit(limit)
+    )
+    return [dict(row._mapping) for row in connection.execute(query)]
+
+
+def mark_published(connection: sa.Connection, item_ids: Sequence[int], *, now: datetime) -> None:
+    """The broker has confirmed these items."""
+    _mark(connection, item_ids, ItemState.PUBLISHED, State.REPLAYED, now=now, published_at=now)
+
+
+def mark_refused(connection: sa.Connection, item_id: int, error: str, *, now: datetime) -> None:
+    """This item could not be sent: its letter is open again, with the error beside it."""
+    _mark(connection, [item_id], ItemState.REFUSED, State.OPEN, now=now, error=storable(error))
+
+
+def _mark(
+    connection: sa.Connection,
+    item_ids: Sequence[int],
+    item_state: ItemState,
+    letter_state: State,
+    *,
+    now: datetime,
+    **values: Any,
+) -> None:
+    letters = connection.execute(
+        replay_items.update()
+        .where(replay_items.c.id.in_(item_ids), replay_items.c.state == ItemState.WAITING.value)
+        .values(state=item_state.value, **values)
+        .returning(replay_items.c.letter_id)
+    ).scalars()
+    change_state(connection, list(letters), letter_state, now=now, from_states=[State.REPLAYING])
+
+
+def set_replay_state(
+    connection: sa.Connection, replay_id: int, state: ReplayState, *, now: datetime, note: str | None = None
+) -> None:
+    """Move a replay on."""
+    connection.execute(
+        replays.update()
+        .where(replays.c.id == replay_id)
+        .values(state=state.value, state_at=now, state_note=storable(note))
+    )
+
+
+def link_renewed_deaths(connection: sa.Connection, deaths: dict[str, int], *, now: datetime) -> None:
+    """Tell replays of letters that died again: replay key to the id of the new letter."""
+    keys = list(deaths)
+    items = connection.execute(
+        sa.select(replay_items.c.id, replay_items.c.key, replay_items.c.letter_id).where(
+            replay_items.c.key.in_(keys), replay_items.c.state != ItemState.SUCCEEDED.value
+        )
+    ).all()
+    if not items:
+        return
+    connection.execute(
+        replay_items.update().where(replay_items.c.id == sa.bindparam("item")),
+        [
+            {
+                "item": item.id,
+                "state": ItemState.FAILED_AGAIN.value,
+                "outcome_at": now,
+                "new_letter_id": deaths[item.key],
+            }
+            for item in items
+        ],
+    )
+    change_state(
+        connection,
+        [item.letter_id for item in items],
+        State.FAILED_AGAIN,
+        now=now,
+        from_states=[State.REPLAYED, State.REPLAYING],
+    )
