@@ -28,6 +28,9 @@ REPLAY_ID_HEADER = "replay_id"
 BROKER_HISTORY_HEADERS = frozenset({"x-death", "x-delivery-count", "x-acquired-count"})
 BROKER_HISTORY_PREFIXES = ("x-first-death-", "x-last-death-")
 
+PUBLISHED_AT_HEADER = "published_at"
+"""When the caller published the task, as ISO 8601 in UTC; retries and replays keep it."""
+
 MAX_KEY_LENGTH = 512
 """Characters that an idempotency key may have."""
 

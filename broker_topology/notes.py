@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import TypeVar
 
 from broker_topology.errors import MalformedNoteError
+
+N = TypeVar("N", "FailureNote", "OutcomeNote")
 
 NOTE_VERSION = 1
 
@@ -71,9 +73,9 @@ class FailureNote:
         return json.dumps(values)
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Self:
+    def from_json(cls, text: str | bytes) -> FailureNote:
         """Read a stored note. Raises MalformedNoteError."""
-        return cls(**_note_values(text, {slot.name for slot in fields(cls)}, "failed_at"))
+        return _read_note(cls, text, "failed_at")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,14 +92,12 @@ class OutcomeNote:
 
     def to_json(self) -> str:
         """The note as stored."""
-        return json.dumps(
-            asdict(self) | {"version": NOTE_VERSION, "succeeded_at": self.succeeded_at.isoformat()}
-        )
+        return json.dumps(asdict(self) | {"version": NOTE_VERSION, "succeeded_at": self.succeeded_at.isoformat()})
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Self:
+    def from_json(cls, text: str | bytes) -> OutcomeNote:
         """Read a stored note. Raises MalformedNoteError."""
-        return cls(**_note_values(text, {slot.name for slot in fields(cls)}, "succeeded_at"))
+        return _read_note(cls, text, "succeeded_at")
 
 
 def cut(text: str, length: int) -> str:
@@ -108,10 +108,14 @@ def cut(text: str, length: int) -> str:
     return f"{text[:half]} ... {text[-half:]}"
 
 
-def _note_values(text: str | bytes, known: set[str], time_field: str) -> dict[str, Any]:
+def _read_note(kind: type[N], text: str | bytes, time_field: str) -> N:
     try:
         values = json.loads(text)
         values[time_field] = datetime.fromisoformat(values[time_field]).astimezone(UTC)
-        return {key: value for key, value in values.items() if key in known}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        known = {slot.name: values[slot.name] for slot in fields(kind) if slot.name in values}
+        for slot in fields(kind):
+            if slot.type == "str" and not isinstance(known.get(slot.name, ""), str):
+                raise MalformedNoteError(f"a note is malformed: {slot.name} is not a text")
+        return kind(**known)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise MalformedNoteError(f"a note is malformed: {error}") from error

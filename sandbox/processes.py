@@ -27,9 +27,7 @@ def free_port() -> int:
         return port
 
 
-def eventually(
-    condition: Callable[[], T], *, seconds: float = 30.0, what: str = "", every: float = 0.05
-) -> T:
+def eventually(condition: Callable[[], T], *, seconds: float = 30.0, what: str = "", every: float = 0.05) -> T:
     """Poll until ``condition()`` is true and return its value.
 
     An AssertionError inside counts as not yet. At the deadline it is raised, or NotReadyError.

@@ -200,9 +200,7 @@ class PrivatePostgreSQL:
         command: list[str | Path] = [_postgres("postgres"), "-D", data]
         for option in [*options, "max_connections=100"]:
             command += ["-c", option]
-        self.process = Process(
-            command, log=self.folder.with_suffix(".log"), user=self._user, cwd=Path("/tmp")
-        )
+        self.process = Process(command, log=self.folder.with_suffix(".log"), user=self._user, cwd=Path("/tmp"))
         self.process.until_ready(self._serves)
         return self.process
 

@@ -1,0 +1,118 @@
+"""The whole road on one virtual host: a publisher's app, workers and drains as processes that can be killed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pika
+from celery import Celery
+
+from sandbox.processes import Process
+from sandbox.services import OutsideServices
+from tasks import install
+
+ROOT = Path(__file__).parent.parent
+DEFINITIONS = ROOT / "definitions.json"
+BIN = Path(sys.executable).parent
+
+
+@dataclass(kw_only=True)
+class Road:
+    """Where the road runs, and the processes on it. ``stop()`` ends them all."""
+
+    folder: Path
+    amqp_url: str
+    management_url: str
+    redis_url: str
+    database_url: str
+    services: OutsideServices
+    definitions: Path = DEFINITIONS
+    task_modules: str = "sandbox.demo_tasks"
+    more_environment: dict[str, str] = field(default_factory=dict)
+    processes: list[Process] = field(default_factory=list)
+    _numbers: Any = field(default_factory=lambda: itertools.count(1))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What every command of the product needs to find this road."""
+        return {
+            "AMQP_URL": self.amqp_url,
+            "MANAGEMENT_URL": self.management_url,
+            "REDIS_URL": self.redis_url,
+            "DATABASE_URL": self.database_url,
+            "TOPOLOGY_FILE": str(self.definitions),
+            "TASK_MODULES": self.task_modules,
+            "PYTHONPATH": str(ROOT),
+            "HEALTH_PORT": "0",
+            **self.services.environment(),
+            **self.more_environment,
+        }
+
+    def publisher(self) -> Celery:
+        """The app of whoever publishes, such as a web application: it knows tasks by name only."""
+        app = Celery("shop", broker=self.amqp_url, set_as_current=False)
+        return install(app, topology=self.definitions, redis_url=self.redis_url)
+
+    def worker(self, *options: str, ready_seconds: float = 40.0) -> Process:
+        """Start a worker and wait until it takes messages."""
+        name = f"worker-{next(self._numbers)}"
+        defaults = {"--concurrency": "2", "--loglevel": "INFO", "--hostname": f"{name}@localhost"}
+        given = {option.partition("=")[0] for option in options}
+        command = ["celery", "-A", "tasks", "worker", "--without-mingle", "--without-gossip"]
+        command += [f"{key}={value}" for key, value in defaults.items() if key not in given]
+        process = self._start(name, [*command, *options])
+        process.until_ready(lambda: " ready." in process.output(), seconds=ready_seconds)
+        return process
+
+    def drain(self, *options: str) -> Process:
+        """Start a drain."""
+        return self._start(f"drain-{next(self._numbers)}", ["dead-letters", "drain", *options])
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of the product as a person would."""
+        return subprocess.run(
+            [BIN / arguments[0], *arguments[1:]],
+            env={"PATH": os.environ["PATH"], "COLUMNS": "118", **self.environment},
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def letters(self) -> list[dict[str, Any]]:
+        """The dead letters, newest first, as a script reads them."""
+        listed = self.command("dead-letters", "list", "--json", "--limit", "100000")
+        return list(json.loads(listed.stdout)) if listed.returncode == 0 else []
+
+    def letter(self, number: int) -> dict[str, Any]:
+        """All that is known of one dead letter."""
+        shown = self.command("dead-letters", "show", str(number), "--json")
+        return dict(json.loads(shown.stdout))
+
+    def depth(self, *queues: str) -> int:
+        """How many messages are ready in these queues."""
+        with pika.BlockingConnection(pika.URLParameters(self.amqp_url)) as connection:
+            channel = connection.channel()
+            return sum(channel.queue_declare(name, passive=True).method.message_count for name in queues)
+
+    def stop(self) -> None:
+        """End every process of the road."""
+        for process in self.processes:
+            process.kill()
+
+    def _start(self, name: str, command: list[str]) -> Process:
+        process = Process(
+            [BIN / command[0], *command[1:]],
+            log=self.folder / f"{name}.log",
+            env=self.environment,
+            cwd=self.folder,
+        )
+        self.processes.append(process)
+        return process

@@ -1,0 +1,137 @@
+"""How task messages leave: with a key where one is owed, mandatory, and confirmed.
+
+``ReliableAMQP`` takes the place of Celery's ``app.amqp``, through which ``delay``, ``apply_async``, ``send_task``,
+chains, chords, retries and beat all publish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from amqp.exceptions import ChannelError, MessageNacked
+from celery.app.amqp import AMQP
+from celery.exceptions import QueueNotFound
+
+from broker_topology.message import IDEMPOTENCY_KEY_HEADER, PUBLISHED_AT_HEADER, key_problem
+from broker_topology.topology import Topology
+from tasks.errors import MissingKeyError, PublishRefusedError, UnroutableTaskError
+
+CONFIRM_TIMEOUT_SECONDS = 30.0
+"""How long a publisher waits for the broker's confirm, for example under a memory alarm."""
+
+_DELAY_EXCHANGE_PREFIX = "celery_delayed_"
+
+
+class ReliableAMQP(AMQP):  # type: ignore[misc]
+    """Celery's gate to the broker, which refuses what could be lost."""
+
+    def as_task_v2(self, task_id: str, name: str, *args: Any, idempotency_key: object = None, **options: Any) -> Any:
+        """Make the message, with the caller's key in its headers. Raises MissingKeyError."""
+        key = idempotency_key
+        if key is None:
+            key = (options.get("headers") or {}).get(IDEMPOTENCY_KEY_HEADER)
+        guarded = getattr(self.app._tasks.get(name), "idempotency", None) is not None
+        if guarded or key is not None:
+            _check_key(name, key)
+        message = super().as_task_v2(task_id, name, *args, **options)
+        if key is not None:
+            message.headers[IDEMPOTENCY_KEY_HEADER] = key
+        message.headers[PUBLISHED_AT_HEADER] = datetime.now(UTC).isoformat()  # a retry's own headers win
+        return message
+
+    def _create_task_sender(self) -> Callable[..., Any]:
+        send = super()._create_task_sender()
+
+        def send_task_message(
+            producer: Any, name: str, message: Any, idempotency_key: object = None, **options: Any
+        ) -> Any:
+            del idempotency_key  # it is in the headers by now
+            # Queues are declared by deploy, never by whoever publishes.
+            options.setdefault("declare", [])
+            options.setdefault("mandatory", True)
+            options.setdefault("confirm_timeout", CONFIRM_TIMEOUT_SECONDS)
+            if _is_delayed(options):
+                # The broker would let it expire inside of the first delay queue, and so cut the delay short.
+                # The header "expires" still holds: the worker checks it.
+                options.pop("expiration", None)
+            try:
+                return send(producer, name, message, **options)
+            except MessageNacked as error:
+                _discard_channel(producer)
+                raise PublishRefusedError(f"the broker refused {name}: its queue is full or unavailable") from error
+            except ChannelError as error:
+                _discard_channel(producer)
+                raise UnroutableTaskError(f"the broker cannot route {name}: {error.reply_text}") from error
+            except BaseException:
+                _discard_channel(producer)
+                raise
+
+        return send_task_message
+
+
+def route_by_name(topology: Topology) -> Callable[..., dict[str, str] | None]:
+    """A Celery router: ``payments.charge_customer`` goes to the work queue ``payments``, if there is one."""
+    queues = {queue.name for queue in topology.work_queues}
+
+    def route(
+        name: str, args: Any, kwargs: Any, options: dict[str, Any], task: Any = None, **_: Any
+    ) -> dict[str, str] | None:
+        del args, kwargs, task
+        if "queue" in options or "exchange" in options:
+            return None
+        queue = name.partition(".")[0]
+        return {"queue": queue} if queue in queues else None
+
+    return route
+
+
+def route_or_refuse(topology: Topology, *, default_queue: str | None) -> Callable[..., dict[str, str] | None]:
+    """The last Celery router: a task that nothing else routes goes to the user's own default queue.
+
+    Without one it is refused, rather than put into a queue that nobody chose. Celery's own tasks, such as
+    ``celery.chord_unlock``, go to the first work queue.
+    """
+    names = [queue.name for queue in topology.work_queues]
+
+    def route(
+        name: str, args: Any, kwargs: Any, options: dict[str, Any], task: Any = None, **_: Any
+    ) -> dict[str, str] | None:
+        del args, kwargs, task
+        if "queue" in options or "exchange" in options:
+            return None
+        if default_queue is not None:
+            return {"queue": default_queue}
+        if name.startswith("celery."):
+            return {"queue": names[0]}
+        raise QueueNotFound(
+            f"no queue for task {name}: name one with queue=, task_routes or task_default_queue; "
+            f"there are {', '.join(names)}"
+        )
+
+    return route
+
+
+def _check_key(task_name: str, key: object) -> None:
+    if key is None:
+        raise MissingKeyError(
+            f"{task_name} needs an idempotency key, made where the decision is made: "
+            f'apply_async(args=..., idempotency_key="order-charge-17")'
+        )
+    if problem := key_problem(key):
+        raise MissingKeyError(f"{task_name} cannot take this idempotency key: {problem}")
+
+
+def _is_delayed(options: dict[str, Any]) -> bool:
+    exchange = options.get("exchange")
+    return str(getattr(exchange, "name", exchange) or "").startswith(_DELAY_EXCHANGE_PREFIX)
+
+
+def _discard_channel(producer: Any) -> None:
+    """Drop the connection after a failed publish.
+
+    A returned or timed-out message leaves its confirm unread on the channel; the next publish would take it for
+    its own and call a lost message confirmed.
+    """
+    producer.connection.collect(socket_timeout=1)

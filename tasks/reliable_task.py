@@ -1,0 +1,290 @@
+"""The Celery Task base: one attempt of one message, from the claim to success, a retry or a dead letter."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import random
+import sys
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, ClassVar, NoReturn, cast
+
+from celery import Celery, Task
+from celery.app.task import Context
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
+
+from broker_topology.message import (
+    ATTEMPT_HISTORY_HEADER,
+    IDEMPOTENCY_KEY_HEADER,
+    PUBLISHED_AT_HEADER,
+    REPLAY_ID_HEADER,
+    is_broker_history,
+)
+from broker_topology.notes import FailureNote, OutcomeNote
+from broker_topology.settlement import SETTLEMENT_HEADER, Settlement
+from tasks.attempt_history import AttemptRecord, append_attempt
+from tasks.errors import (
+    InDoubtError,
+    LeaseLostError,
+    NotGuardedError,
+    PayloadMismatchError,
+    ResultUnrecordedError,
+)
+from tasks.failure_text import describe_error, short_traceback
+from tasks.held_claim import RunningClaim
+from tasks.idempotency import AlreadyDone, ComeBack, Guard, Refuse, Run
+from tasks.idempotency_policy import Idempotency
+from tasks.reliability import reliability_of
+from tasks.retry_policy import GiveUp, RetryIn, RetryPolicy
+from tasks.steps import Step
+
+PAUSE_SECONDS = 10.0
+"""How long a message waits in the broker for another run, or for Redis, to get out of its way."""
+
+REASONS_OF_ERRORS: tuple[tuple[type[BaseException], str], ...] = (
+    (InDoubtError, "in_doubt"),
+    (PayloadMismatchError, "payload_mismatch"),
+    (SoftTimeLimitExceeded, "soft_time_limit"),
+    (Reject, "rejected"),
+)
+"""What a failure note calls these; any other is called by the policy's reason."""
+
+
+class ReliableTask(Task):  # type: ignore[misc]
+    """A task whose every road ends in success or in the dead-letter queue.
+
+    Declare what holds for it as options of ``@app.task`` (or class attributes)::
+
+        @app.task(bind=True, transient=(ConnectionError,), max_retries=2, idempotency=Idempotency())
+        def charge(self, order_id: str, amount_cents: int) -> str: ...
+    """
+
+    abstract = True
+    Request = "tasks.worker:ReliableRequest"
+
+    idempotency: ClassVar[Idempotency | None] = None
+    """What guards the task against running twice; publishing it then needs ``idempotency_key=``."""
+
+    retry_policy: ClassVar[RetryPolicy | None] = None
+    """The task's own policy; None takes the one given to ``install``."""
+
+    transient: ClassVar[Any] = None
+    """Short for the same policy with these transient failures; so is ``max_retries``."""
+
+    policy: ClassVar[RetryPolicy]
+    """The effective policy: set when the task is bound to its app."""
+
+    @classmethod
+    def on_bound(cls, app: Celery) -> None:
+        """Work out the effective policy. Raises PolicyError for one that cannot be kept."""
+        reliability = getattr(app, "reliability", None)
+        policy = cls.retry_policy or (reliability.retry_policy if reliability else RetryPolicy())
+        if cls.transient is not None:
+            policy = replace(policy, transient=cls.transient)
+        if not _declares(cls, "max_retries"):
+            cls.max_retries = policy.max_retries
+        elif cls.max_retries is not None or not str(cls.name).startswith("celery."):
+            # None is Celery's word for "for ever"; only Celery's own tasks may use it.
+            policy = replace(policy, max_retries=cls.max_retries)
+        cls.policy = policy
+
+    @property
+    def claim(self) -> RunningClaim:
+        """The claim that this run holds. Raises NotGuardedError in a run without a key."""
+        claim = getattr(self.request, "running_claim", None)
+        if claim is None:
+            raise NotGuardedError(f"{self.name} runs without an idempotency key, so it holds no claim")
+        return cast(RunningClaim, claim)
+
+    def step(self, name: str) -> Step:
+        """A named step whose result is remembered under this run's claim: a retry skips what is done."""
+        return self.claim.step(name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one attempt; called as a plain function, just the body."""
+        request = self.request
+        if request.called_directly:
+            return super().__call__(*args, **kwargs)
+        if request.is_eager:
+            return self.run(*args, **kwargs)
+        request.began_at = time.monotonic()
+        return self._attempt(request, args, kwargs)
+
+    def _attempt(self, request: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the body once; what it raises decides what becomes of the message."""
+        try:
+            result = self._run_guarded(request, args, kwargs)
+        except (Ignore, Retry):
+            raise
+        except ResultUnrecordedError as error:
+            settlement = Settlement(name=request.delivery_info["claim_token"], result_json=error.result_json)
+            self._come_back(PAUSE_SECONDS, settlement)
+        except LeaseLostError:
+            self._come_back(PAUSE_SECONDS)
+        except Reject as rejection:
+            if not rejection.requeue:
+                self._note_failure(request, rejection, "rejected")
+            raise
+        except Exception as error:
+            match self.policy.decide(error, request.retries, now=datetime.now(UTC), random=random.random):
+                case RetryIn(seconds=seconds):
+                    self.retry(exc=error, countdown=seconds)
+                case GiveUp(reason=reason):
+                    self._note_failure(request, error, reason)
+            raise
+        self._note_outcome(request)
+        return result
+
+    def _run_guarded(self, request: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the body under the claim on the caller's key, where there is one."""
+        key = request.get(IDEMPOTENCY_KEY_HEADER)
+        if key is None:
+            return self.run(*args, **kwargs)
+        guard = Guard(
+            reliability_of(self.app).claims,
+            self.idempotency or Idempotency(),
+            task_name=self.name,
+            key=key,
+            token=request.delivery_info["claim_token"],
+            args=args,
+            kwargs=kwargs,
+            parameters=_parameters(self.run),
+            age_seconds=_age_seconds(request.get(PUBLISHED_AT_HEADER)),
+            settlement=Settlement.from_header(request.get(SETTLEMENT_HEADER)),
+        )
+        match guard.begin():
+            case AlreadyDone(result=result):
+                return result
+            case ComeBack(after_seconds=seconds):
+                self._come_back(seconds)
+            case Refuse(error=error):
+                raise error
+            case Run(claim=claim):
+                request.running_claim = claim
+        with claim:
+            return claim.complete(self.run(*args, **kwargs))
+
+    def _come_back(self, seconds: float, settlement: Settlement | None = None) -> NoReturn:
+        """Publish the same message again with a delay, at no cost in retries, and let this one be acked."""
+        headers = {SETTLEMENT_HEADER: settlement.to_header()} if settlement else {}
+        again = self.signature_from_request(
+            self.request, countdown=max(1.0, seconds), retries=self.request.retries, headers=headers
+        )
+        try:
+            again.apply_async()
+        except Exception as error:
+            # The duplicate of a task must never become a dead letter: back to its queue with it.
+            raise Reject(error, requeue=True) from error
+        raise Ignore(f"comes back in {seconds:.0f} s")
+
+    def retry(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        exc: BaseException | None = None,
+        throw: bool = True,
+        eta: datetime | None = None,
+        countdown: float | None = None,
+        max_retries: int | None = None,
+        **options: Any,
+    ) -> Any:
+        """Celery's own retry, on the same road: the same history, and the policy's delay where none is given.
+
+        Raises Retry once the message is published again, and ``exc`` where the limit is reached.
+        """
+        request = self.request
+        if not (request.called_directly or request.is_eager):
+            if not eta and countdown is None and not _declares(type(self), "default_retry_delay"):
+                countdown = self.policy.delay(request.retries, random.random)
+            headers = {ATTEMPT_HISTORY_HEADER: self._history_with(exc or sys.exception())}
+            options["headers"] = {**(options.get("headers") or {}), **headers}
+        try:
+            return super().retry(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
+        finally:
+            # Celery leaves a limit for one message on the task itself, where other messages would meet it.
+            self.__dict__.pop("override_max_retries", None)
+
+    def retry_in(self, seconds: float, *, because: BaseException | None = None) -> Retry:
+        """Retry by hand after a delay that the failure decides: ``raise self.retry_in(30, because=error)``."""
+        return cast(Retry, self.retry(exc=because, countdown=seconds, throw=False))
+
+    def signature_from_request(
+        self,
+        request: Context | None = None,
+        args: Any = None,
+        kwargs: Any = None,
+        queue: str | None = None,
+        **extra: Any,
+    ) -> Any:
+        """The message to publish again: to the queue that this one came from, without the broker's history."""
+        request = self.request if request is None else request
+        headers = {name: value for name, value in (request.headers or {}).items() if not is_broker_history(name)}
+        headers.update(extra.pop("headers", None) or {})
+        queue = queue or (request.delivery_info or {}).get("queue")
+        return super().signature_from_request(request, args, kwargs, queue=queue, headers=headers, **extra)
+
+    def _history_with(self, error: BaseException | None) -> str:
+        request = self.request
+        error_type, text = describe_error(error) if error is not None else ("", "")
+        record = AttemptRecord(
+            failed_at=datetime.now(UTC),
+            runtime_seconds=time.monotonic() - request.began_at,
+            hostname=request.hostname,
+            error_type=error_type,
+            error_text=text,
+        )
+        return append_attempt(request.get(ATTEMPT_HISTORY_HEADER), record)
+
+    def _note_failure(self, request: Context, error: BaseException, reason: str) -> None:
+        """Say why before the message is rejected: a bare reject carries no word of the error."""
+        reliability = reliability_of(self.app)
+        error_type, text = describe_error(error)
+        note = FailureNote(
+            reason=next((word for kind, word in REASONS_OF_ERRORS if isinstance(error, kind)), str(reason)),
+            error_type=error_type,
+            error_message=text,
+            traceback=short_traceback(error),
+            failed_at=datetime.now(UTC),
+            retries=request.retries,
+            hostname=request.hostname,
+            pid=os.getpid(),
+            runtime_seconds=time.monotonic() - request.began_at,
+            release=reliability.release,
+            fingerprint=getattr(error, "fingerprint", None),
+        )
+        reliability.notes.failure({**(request.headers or {}), "id": request.id}, note)
+
+    def _note_outcome(self, request: Context) -> None:
+        replay_id = request.get(REPLAY_ID_HEADER)
+        if isinstance(replay_id, str):
+            note = OutcomeNote(
+                replay_id=replay_id,
+                task_id=request.id,
+                succeeded_at=datetime.now(UTC),
+                hostname=request.hostname,
+            )
+            reliability_of(self.app).notes.outcome(note)
+
+
+def _declares(task: type[Task], name: str) -> bool:
+    """Whether a task's own classes set an attribute, rather than Celery's or ours."""
+    own = task.__mro__[: task.__mro__.index(ReliableTask)]
+    return any(name in vars(kind) for kind in own)
+
+
+def _parameters(run: Any) -> tuple[str, ...]:
+    """The names of a task's positional parameters, without ``self``."""
+    try:
+        return tuple(inspect.signature(run).parameters)
+    except (TypeError, ValueError):
+        return ()
+
+
+def _age_seconds(published_at: object) -> float | None:
+    try:
+        published = datetime.fromisoformat(published_at) if isinstance(published_at, str) else None
+    except ValueError:
+        return None
+    return (datetime.now(UTC) - published).total_seconds() if published and published.tzinfo else None

@@ -1,0 +1,200 @@
+"""Celery's Consumer and Request, with the holes closed: what Celery would ack, drop or crash on is rejected.
+
+Both are Celery's own hooks: the setting ``worker_consumer`` and the attribute ``Task.Request``. A rejected message
+goes to the dead-letter exchange of its queue; a note beside it says why.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from numbers import Real
+from typing import Any
+
+import structlog
+from billiard.einfo import ExceptionWithTraceback
+from celery.exceptions import InvalidTaskError, Reject, TimeLimitExceeded, WorkerLostError
+from celery.worker import state
+from celery.worker.consumer import Consumer
+from celery.worker.request import Request
+
+from broker_topology.message import IDEMPOTENCY_KEY_HEADER
+from broker_topology.notes import FailureNote
+from tasks.claim import Ending, new_token
+from tasks.errors import RedisUnavailableError
+from tasks.failure_text import describe_error
+from tasks.reliability import reliability_of
+from tasks.reliable_task import ReliableTask
+
+ABANDON_PATIENCE_SECONDS = 1.0
+"""The worker's main process waits no longer for Redis; the lease then has to lapse."""
+
+log = structlog.get_logger(__name__)
+
+
+class ReliableConsumer(Consumer):  # type: ignore[misc]
+    """Receives messages; whatever cannot become a task run is dead-lettered with a note."""
+
+    def on_decode_error(self, message: Any, exc: BaseException) -> None:
+        """Celery acks what it cannot decode, and it is gone."""
+        self._dead_letter(message, "undecodable", exc)
+
+    def on_unknown_message(self, body: Any, message: Any) -> None:
+        """A message that is no task at all."""
+        del body
+        self._dead_letter(message, "invalid_message", InvalidTaskError("the message is not that of a task"))
+
+    def on_unknown_task(self, body: Any, message: Any, exc: BaseException) -> None:
+        """A task that this worker does not have. Celery would ask the result backend first, and may die of it."""
+        del body
+        self._dead_letter(message, "unknown_task", exc)
+
+    def on_invalid_task(self, body: Any, message: Any, exc: BaseException) -> None:
+        """A task message of a form that cannot be run."""
+        del body
+        self._dead_letter(message, "invalid_message", exc)
+
+    def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+        """Tell each message which queue it came from, and let none of them kill the worker."""
+        receive = super().create_task_handler(*args, **kwargs)
+
+        def on_task_received(message: Any) -> Any:
+            message.delivery_info["queue"] = self._queue_of(message)
+            try:
+                return receive(message)
+            except self.connection_errors + self.channel_errors:
+                raise
+            except Exception as error:
+                if message.acknowledged:
+                    log.exception("message.settled_then_failed", error=type(error).__name__)
+                else:
+                    self._dead_letter(message, "invalid_message", error)
+                return None
+
+        return on_task_received
+
+    def update_strategies(self) -> None:
+        """Refuse to start with a task that is not ours: its failures would be acked and lost."""
+        for name, task in self.app.tasks.items():
+            if not isinstance(task, ReliableTask):
+                raise InvalidTaskError(f"task {name} must have ReliableTask as its base")
+        super().update_strategies()
+
+    def _queue_of(self, message: Any) -> str | None:
+        tag = message.delivery_info.get("consumer_tag")
+        tags: Mapping[str, str] = self.task_consumer._active_tags
+        return next((queue for queue, active in tags.items() if active == tag), None)
+
+    def _dead_letter(self, message: Any, reason: str, error: BaseException) -> None:
+        headers = message.headers if isinstance(message.headers, Mapping) else {}
+        log.error("message.rejected", reason=reason, task=headers.get("task"), error=describe_error(error)[1])
+        reliability_of(self.app).notes.failure(headers, _note(headers, reason, error, self.hostname))
+        if not message.acknowledged:
+            message.reject_log_error(log, self.connection_errors, requeue=False)
+
+
+class ReliableRequest(Request):  # type: ignore[misc]
+    """One message on its way through this worker; speaks for a child that can no longer speak."""
+
+    def __init__(self, message: Any, **options: Any) -> None:
+        super().__init__(message, **options)
+        self._refuse_malformed()
+        # In delivery_info, since Celery copies any other addition into the headers of a retry.
+        self._delivery_info["queue"] = message.delivery_info.get("queue")
+        self._delivery_info["claim_token"] = new_token()
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        """A task over its hard limit is dead-lettered at once, rather than run again to the delivery limit."""
+        if not soft and not state.should_terminate:
+            self._give_up("time_limit", TimeLimitExceeded(timeout))
+        super().on_timeout(soft, timeout)
+
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
+        """Settle the message before Celery touches the result backend, which may be down."""
+        error = exc_info.exception
+        if isinstance(error, ExceptionWithTraceback):
+            error = error.exc
+        if not state.should_terminate:
+            match error:
+                case MemoryError():
+                    # Celery raises it again in the worker's main process and so ends the worker.
+                    self._give_up("out_of_memory", error)
+                    state.task_ready(self)
+                    return None
+                case TimeLimitExceeded():
+                    self._give_up("time_limit", error)
+                case WorkerLostError() | SystemExit():
+                    self._note("worker_lost", error)
+                    self._abandon_claim()
+                case Reject():
+                    self.reject(requeue=error.requeue)
+        return super().on_failure(exc_info, send_failed_event, return_ok)
+
+    def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
+        """Celery acks what is expired or revoked; here it becomes a dead letter."""
+        self._give_up("expired" if expired else "revoked", InvalidTaskError(f"the task was {reason}"))
+        super()._announce_revoked(reason, terminated, signum, expired)
+
+    def _refuse_malformed(self) -> None:
+        """Find what would end the worker or leak a pool slot later on."""
+        limits = self.time_limits
+        if not (
+            isinstance(limits, list | tuple)
+            and len(limits) == 2
+            and all(limit is None or isinstance(limit, Real) for limit in limits)
+        ):
+            raise InvalidTaskError(f"timelimit must be two numbers or nulls, not {limits!r}")
+        embed = self._payload[2]
+        if not isinstance(self._args, list | tuple) or not isinstance(self._kwargs, Mapping):
+            raise InvalidTaskError("args must be a list and kwargs an object")
+        if not (embed is None or isinstance(embed, Mapping)):
+            raise InvalidTaskError("the third part of the body must be an object")
+
+    def _give_up(self, reason: str, error: BaseException) -> None:
+        if not self.acknowledged:
+            self._note(reason, error)
+            self._abandon_claim()
+            self.reject(requeue=False)
+
+    def _note(self, reason: str, error: BaseException) -> None:
+        note = _note(self._request_dict, reason, error, self._hostname, release=self._reliability.release)
+        self._reliability.notes.failure(self._request_dict, note)
+
+    def _abandon_claim(self) -> None:
+        """The child is gone: let the next delivery in at once, rather than at the end of its lease."""
+        key = self._request_dict.get(IDEMPOTENCY_KEY_HEADER)
+        if isinstance(key, str):
+            token = self._delivery_info["claim_token"]
+            try:
+                self._reliability.claims.abandon(
+                    self._type, key, token, ending=Ending.INTERRUPTED, patience_seconds=ABANDON_PATIENCE_SECONDS
+                )
+            except RedisUnavailableError as error:
+                log.warning("claim.not_abandoned", task=self._type, key=key, error=str(error))
+
+    @property
+    def _reliability(self) -> Any:
+        return reliability_of(self._app)
+
+
+def _note(
+    headers: Mapping[str, Any],
+    reason: str,
+    error: BaseException,
+    hostname: str,
+    *,
+    release: str | None = None,
+) -> FailureNote:
+    error_type, text = describe_error(error)
+    retries = headers.get("retries")
+    return FailureNote(
+        reason=reason,
+        error_type=error_type,
+        error_message=text,
+        failed_at=datetime.now(UTC),
+        retries=retries if isinstance(retries, int) else 0,
+        hostname=hostname,
+        pid=os.getpid(),
+        release=release,
+    )
