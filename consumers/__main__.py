@@ -1,0 +1,315 @@
+"""``dead-letters``: drain, look at, and replay dead letters."""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import wraps
+from typing import Any, NoReturn
+
+import click
+import sqlalchemy as sa
+import structlog
+from rich.console import Console
+
+from broker_topology.errors import BrokerUnavailableError, ConfigurationError, DeadLetterOfficeError
+from broker_topology.topology import read_topology
+from consumers import audit, dead_letters, showing
+from consumers import replay as replaying
+from consumers.audit import Act
+from consumers.database import (
+    DatabaseUnavailableError,
+    open_database,
+    reading,
+    require_schema,
+    schema_revision,
+    upgrade,
+)
+from consumers.dead_letters import Filter, State
+from consumers.drain import Drain, DrainOptions
+from consumers.failure_notes import FailureNotes
+from consumers.occurrences import Occurrences
+from consumers.settings import Settings, read_settings
+from consumers.wire import connected
+
+EXIT_REFUSED = 1
+"""What was asked for could not be done, or not for all of it."""
+EXIT_CONFIGURATION = 78
+"""EX_CONFIG: a restart cannot help."""
+EXIT_UNAVAILABLE = 75
+"""EX_TEMPFAIL: a server is away; trying again may help."""
+
+
+def _exit_code(error: DeadLetterOfficeError) -> int:
+    match error:
+        case ConfigurationError():
+            return EXIT_CONFIGURATION
+        case BrokerUnavailableError() | DatabaseUnavailableError():
+            return EXIT_UNAVAILABLE
+        case _:
+            return EXIT_REFUSED
+
+
+def _one_sentence(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Say our errors in one sentence, and end with a code that says whether to try again."""
+
+    @wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except DeadLetterOfficeError as error:
+            click.echo(f"dead-letters: {error}", err=True)
+            sys.exit(_exit_code(error))
+
+    return run
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="dead-letter-office")
+def main() -> None:
+    """Drain, look at, and replay the dead letters of Celery tasks.
+
+    Settings come from the environment or a .env file: AMQP_URL, DATABASE_URL, REDIS_URL, TOPOLOGY_FILE.
+    `dead-letters config` shows all of them.
+
+    \b
+    Examples:
+      dead-letters drain
+      dead-letters list --task payments.charge_customer
+      dead-letters show 17
+      dead-letters replay 17 18 --reason "provider is back"
+
+    Exit codes: 0 done, 1 refused, 2 wrong usage, 75 a server is away, 78 wrong configuration.
+    """
+
+
+@main.command()
+@click.option("--auto-upgrade", is_flag=True, help="Bring the schema up to date first (always so on SQLite).")
+@_one_sentence
+def drain(auto_upgrade: bool) -> None:
+    """Run the drain: dead letters from the broker into the database.
+
+    It runs until SIGTERM or Ctrl-C, then finishes the batch in hand. A broker or database that is away is
+    waited for.
+
+    \b
+    Example:
+      AMQP_URL=amqp://... DATABASE_URL=postgresql://... dead-letters drain
+    """
+    settings = _settings()
+    topology = read_topology(settings.topology_file)
+    if not topology.drained_queues:
+        raise ConfigurationError(f"{settings.topology_file} has no dead-letter queue to drain")
+    engine = open_database(settings.database_url)
+    require_schema(engine, auto_upgrade=auto_upgrade or engine.dialect.name == "sqlite")
+    service = Drain(
+        amqp_url=settings.amqp_url,
+        topology=topology,
+        engine=engine,
+        notes=FailureNotes(settings.redis_url),
+        announce=Occurrences(engine).announce,
+        options=DrainOptions(prefetch=settings.drain_prefetch, stop_seconds=settings.drain_stop_seconds),
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: service.stop())
+    service.run()
+
+
+@main.command("list")
+@click.option("--state", "states", multiple=True, type=click.Choice([*State, "all"]), help="Default: open.")
+@click.option("--task", help="Name of the task.")
+@click.option("--queue", help="Queue that it died in.")
+@click.option("--reason", help="Why it died, in the broker's words.")
+@click.option("--error", "error_type", help="Exception type, with its module.")
+@click.option("--task-id", help="Id of the task.")
+@click.option("--search", help="Text in args or kwargs.")
+@click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000))
+@click.option("--before", type=int, help="Go on from this id: the next page.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for scripts.")
+@_one_sentence
+def list_letters(
+    states: tuple[str, ...], limit: int, before: int | None, as_json: bool, **filters: str | None
+) -> None:
+    """List dead letters, newest first.
+
+    \b
+    Examples:
+      dead-letters list
+      dead-letters list --state all --queue payments --limit 10
+      dead-letters list --json | jq .task_name
+    """
+    chosen = tuple(State(state) for state in states if state != "all") if states else (State.OPEN,)
+    where = Filter(states=() if "all" in states else chosen, **filters)  # type: ignore[arg-type]
+    engine = _database()
+    with reading(engine) as connection:
+        letters = dead_letters.page(connection, where, limit=limit, before_id=before)
+        total = dead_letters.count(connection, where)
+    if as_json:
+        for letter in letters:
+            click.echo(showing.as_json(letter))
+        return
+    console = Console()
+    if not letters:
+        console.print("No dead letters.")
+        return
+    console.print(showing.letters_table(letters, now=_now()))
+    if total > len(letters):
+        console.print(f"{len(letters)} of {total}; the next page: --before {letters[-1]['id']}")
+
+
+@main.command()
+@click.argument("letter_id", type=int)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, for scripts.")
+@_one_sentence
+def show(letter_id: int, as_json: bool) -> None:
+    """Show one dead letter with everything that is known of it.
+
+    \b
+    Example:
+      dead-letters show 17
+    """
+    with reading(_database()) as connection:
+        letter = dead_letters.get(connection, letter_id)
+        history = audit.audit_of(connection, letter_id=letter_id)
+    if as_json:
+        click.echo(showing.as_json(showing.described(letter) | {"history": history}))
+    else:
+        showing.show_letter(Console(), letter, history)
+
+
+@main.command()
+@click.argument("letter_ids", type=int, nargs=-1, required=True)
+@click.option("--reason", required=True, help="Why; it stands in the audit log.")
+@click.option("--by", "actor", help="Who; the login by default.")
+@click.option("--to-queue", help="Send to this queue instead of where each letter came from.")
+@click.option("--keep-expiry", is_flag=True, help="Keep expiration and expires as they were.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, for scripts.")
+@_one_sentence
+def replay(
+    letter_ids: tuple[int, ...],
+    reason: str,
+    actor: str | None,
+    to_queue: str | None,
+    keep_expiry: bool,
+    as_json: bool,
+) -> None:
+    """Publish dead letters again, each to the queue that it came from.
+
+    The original bytes are sent, with a fresh retry budget, the same task id and the same idempotency key.
+
+    \b
+    Examples:
+      dead-letters replay 17 --reason "customer was created"
+      dead-letters replay 17 18 19 --reason "provider is back" --by alice
+    """
+    settings = _settings()
+    act = Act(actor=actor or _login(), reason=reason)
+    topology = read_topology(settings.topology_file)
+    engine = _database(settings)
+    with connected(settings.amqp_url, name="dead-letters replay") as connection:
+        report = replaying.replay(
+            engine,
+            connection,
+            topology,
+            act,
+            letter_ids,
+            clock=_now,
+            options=replaying.ReplayOptions(to_queue=to_queue, keep_expiry=keep_expiry),
+        )
+    if as_json:
+        click.echo(
+            showing.as_json(
+                {
+                    "replay_id": report.replay_id,
+                    "published": report.published,
+                    "refused": report.refused,
+                    "left_out": report.left_out,
+                }
+            )
+        )
+    else:
+        click.echo(f"Replay {report.replay_id}: {len(report.published)} published.")
+        for letter_id, problem in report.refused.items():
+            click.echo(f"{letter_id} could not be sent and stays open: {problem}", err=True)
+        for letter_id in report.left_out:
+            click.echo(f"{letter_id} is not open and was left out.", err=True)
+    if report.refused or report.left_out:
+        sys.exit(EXIT_REFUSED)
+
+
+@main.group()
+def db() -> None:
+    """The schema of the database."""
+
+
+@db.command("upgrade")
+@_one_sentence
+def db_upgrade() -> None:
+    """Bring the schema up to date; running it again changes nothing.
+
+    \b
+    Example:
+      DATABASE_URL=postgresql://... dead-letters db upgrade
+    """
+    engine = open_database(_settings().database_url)
+    before = schema_revision(engine)
+    upgrade(engine)
+    after = schema_revision(engine)
+    click.echo(f"The schema is at {after} already." if before == after else f"The schema is at {after} now.")
+
+
+def _settings() -> Settings:
+    settings = read_settings()
+    _set_up_logs(settings)
+    return settings
+
+
+def _database(settings: Settings | None = None) -> sa.Engine:
+    engine = open_database((settings or _settings()).database_url)
+    require_schema(engine, auto_upgrade=engine.dialect.name == "sqlite")
+    return engine
+
+
+def _login() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        raise ConfigurationError("your login is unknown: say who you are with --by") from None
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _set_up_logs(settings: Settings) -> None:
+    # pika logs every lost connection several times, with tracebacks; we log each once.
+    logging.getLogger("pika").setLevel(logging.CRITICAL)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    people = settings.log_format == "text" or (settings.log_format == "auto" and sys.stderr.isatty())
+    renderer: Any = structlog.dev.ConsoleRenderer() if people else structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[settings.log_level.upper()]
+        ),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def _run() -> NoReturn:
+    main(prog_name="dead-letters")
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    _run()

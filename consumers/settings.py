@@ -1,0 +1,42 @@
+"""Settings of the drain and its commands, read once from the environment or a ``.env`` file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from broker_topology.errors import ConfigurationError
+
+SECRET_PARTS = ("password", "secret", "key")
+
+
+class Settings(BaseSettings):
+    """What ``dead-letters`` reads from the environment; every name is that of the variable."""
+
+    model_config = SettingsConfigDict(env_file=".env", extra="ignore", env_ignore_empty=True)
+
+    amqp_url: str = Field(default="amqp://guest:guest@127.0.0.1:5672/", description="The broker")
+    database_url: str = Field(default="sqlite:///dead-letters.db", description="Where letters are stored")
+    redis_url: str | None = Field(default=None, description="Where workers leave their notes; optional")
+    topology_file: Path = Field(default=Path("definitions.json"), description="The definitions of the topology")
+    drain_prefetch: int = Field(default=2000, ge=1, le=65535, description="Letters in hand at most, each queue")
+    drain_stop_seconds: float = Field(default=20.0, gt=0, description="Time to finish the batch in hand")
+    log_format: str = Field(default="auto", pattern="^(auto|json|text)$", description="auto, json or text")
+    log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$", description="Least severe level")
+
+    @field_validator("log_format", "log_level", mode="before")
+    @classmethod
+    def _lower(cls, value: object) -> object:
+        return value.lower() if isinstance(value, str) else value
+
+
+def read_settings() -> Settings:
+    """Read the settings. Raises ConfigurationError in one sentence."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]).upper() if first["loc"] else "a setting"
+        raise ConfigurationError(f"{name} is wrong: {first['msg']}") from error

@@ -1,0 +1,161 @@
+"""The thread that stores: it takes what has arrived, commits it, and only then gives the receipts back.
+
+The network loop decodes while this thread waits for the database, so the two overlap.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+import structlog
+
+from consumers.database import DatabaseUnavailableError
+from consumers.failure_notes import FailureNotes
+from consumers.letters import Letter
+from consumers.storing import Stored, store
+
+log = structlog.get_logger()
+
+LINGER_SECONDS = 0.02
+"""How long a small batch waits for more: far below what a person notices, a commit saved each time."""
+FULL_ROWS = 500
+FIRST_BACKOFF_SECONDS = 0.2
+LAST_BACKOFF_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incoming:
+    """One letter on its way into the database."""
+
+    source: Any
+    """The channel that it came on; its delivery tag means nothing on another one."""
+    tag: int
+    letter: Letter
+    copy: int
+
+    @property
+    def size_bytes(self) -> int:
+        """What it holds of memory, roughly."""
+        return len(self.letter.body) + len(self.letter.properties) + 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What may be acknowledged after a commit."""
+
+    source: Any
+    tags: list[int]
+    refused: list[int]
+
+
+class Inbox:
+    """Letters that wait for the writer."""
+
+    def __init__(self, *, max_batch_rows: int, max_batch_bytes: int) -> None:
+        self._max_rows, self._max_bytes = max_batch_rows, max_batch_bytes
+        self._waiting: list[Incoming] = []
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def put(self, incoming: Incoming) -> None:
+        """Add one letter."""
+        with self._changed:
+            self._waiting.append(incoming)
+            if len(self._waiting) in {1, FULL_ROWS}:
+                self._changed.notify()
+
+    def forget(self, source: Any) -> None:
+        """Drop what waits from a channel that is gone: the broker delivers it again."""
+        with self._changed:
+            self._waiting = [incoming for incoming in self._waiting if incoming.source is not source]
+
+    def close(self) -> None:
+        """Let the writer finish what is here and end."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def take(self, *, idle_seconds: float) -> list[Incoming] | None:
+        """The next batch; empty after ``idle_seconds`` of quiet; None when closed and empty."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed, idle_seconds)
+            if 0 < len(self._waiting) < FULL_ROWS and not self._closed:
+                self._changed.wait_for(lambda: len(self._waiting) >= FULL_ROWS or self._closed, LINGER_SECONDS)
+            batch = self._waiting[: self._fitting()]
+            self._waiting = self._waiting[len(batch) :]
+            return None if not batch and self._closed else batch
+
+    def _fitting(self) -> int:
+        size = 0
+        for number, incoming in enumerate(self._waiting[: self._max_rows]):
+            size += incoming.size_bytes
+            if size > self._max_bytes and number:
+                return number
+        return self._max_rows
+
+
+class Writer(threading.Thread):
+    """Stores what is in the inbox until that is closed."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        engine: sa.Engine,
+        notes: FailureNotes,
+        *,
+        clock: Callable[[], datetime],
+        committed: Callable[[list[Receipt], Stored, float], None],
+        unavailable: Callable[[str], None],
+        idle: Callable[[], None],
+        idle_seconds: float = 5.0,
+    ) -> None:
+        super().__init__(name="writer", daemon=True)
+        self._inbox, self._engine, self._notes, self._clock = inbox, engine, notes, clock
+        self._committed, self._unavailable, self._idle = committed, unavailable, idle
+        self._idle_seconds = idle_seconds
+        self._giving_up = threading.Event()
+
+    def give_up(self) -> None:
+        """Stop waiting for a database that is away: the letters in hand stay with the broker."""
+        self._giving_up.set()
+
+    def run(self) -> None:
+        """Store batch after batch."""
+        while (batch := self._inbox.take(idle_seconds=self._idle_seconds)) is not None:
+            if not batch:
+                self._idle()
+                continue
+            arrivals = self._notes.beside([(incoming.letter, incoming.copy) for incoming in batch])
+            started = time.monotonic()
+            stored = self._until_stored(arrivals)
+            if stored is None:
+                return
+            refused = {id(arrival) for arrival in stored.refused}
+            receipts: dict[int, Receipt] = {}
+            for incoming, arrival in zip(batch, arrivals, strict=True):
+                receipt = receipts.setdefault(
+                    id(incoming.source), Receipt(source=incoming.source, tags=[], refused=[])
+                )
+                (receipt.refused if id(arrival) in refused else receipt.tags).append(incoming.tag)
+            self._committed(list(receipts.values()), stored, time.monotonic() - started)
+
+    def _until_stored(self, arrivals: Sequence[Any]) -> Stored | None:
+        """Store a batch, waiting for the database as long as it takes. None when told to give up."""
+        backoff = FIRST_BACKOFF_SECONDS
+        while True:
+            try:
+                return store(self._engine, arrivals, now=self._clock())
+            except DatabaseUnavailableError as error:
+                self._unavailable(str(error))
+                wait = backoff * random.uniform(0.5, 1.0)  # noqa: S311, jitter
+                log.warning("database.away", problem=str(error), retry_in_seconds=round(wait, 2))
+            if self._giving_up.wait(wait):
+                return None
+            backoff = min(backoff * 2, LAST_BACKOFF_SECONDS)
