@@ -33,7 +33,7 @@ from tasks.errors import (
     ResultUnrecordedError,
 )
 from tasks.failure_text import describe_error, short_traceback
-from tasks.held_claim import RunningClaim
+from tasks.held_claim import HeldClaim
 from tasks.idempotency import AlreadyDone, ComeBack, Guard, Refuse, Run
 from tasks.idempotency_policy import Idempotency
 from tasks.reliability import reliability_of
@@ -91,12 +91,12 @@ class ReliableTask(Task):  # type: ignore[misc]
         cls.policy = policy
 
     @property
-    def claim(self) -> RunningClaim:
+    def claim(self) -> HeldClaim:
         """The claim that this run holds. Raises NotGuardedError in a run without a key."""
         claim = getattr(self.request, "running_claim", None)
         if claim is None:
             raise NotGuardedError(f"{self.name} runs without an idempotency key, so it holds no claim")
-        return cast(RunningClaim, claim)
+        return cast(HeldClaim, claim)
 
     def step(self, name: str) -> Step:
         """A named step whose result is remembered under this run's claim: a retry skips what is done."""

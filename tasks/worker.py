@@ -21,7 +21,7 @@ from celery.worker.request import Request
 
 from broker_topology.message import IDEMPOTENCY_KEY_HEADER
 from broker_topology.notes import FailureNote
-from tasks.claim import Ending, new_token
+from tasks.claim import new_token
 from tasks.errors import RedisUnavailableError
 from tasks.failure_text import describe_error
 from tasks.reliability import reliability_of
@@ -168,7 +168,7 @@ class ReliableRequest(Request):  # type: ignore[misc]
             token = self._delivery_info["claim_token"]
             try:
                 self._reliability.claims.abandon(
-                    self._type, key, token, ending=Ending.INTERRUPTED, patience_seconds=ABANDON_PATIENCE_SECONDS
+                    self._type, key, token, interrupted=True, patience_seconds=ABANDON_PATIENCE_SECONDS
                 )
             except RedisUnavailableError as error:
                 log.warning("claim.not_abandoned", task=self._type, key=key, error=str(error))

@@ -1,0 +1,77 @@
+"""Results on record: plain JSON, and a stated placeholder for what JSON cannot hold or is too large.
+
+A result is only known after the effect, so nothing here may fail: what cannot be kept is said in its place.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from typing import Any, Final
+
+NOT_KEPT: Final = "result_not_kept"
+"""The key by which a placeholder is known."""
+
+
+def kept_json(result: Any, max_result_bytes: float) -> str:
+    """The result as JSON for the record, or a placeholder that says why it was not kept. Never raises."""
+    try:
+        text = json.dumps(result, allow_nan=False, separators=(",", ":"))
+        # JSON would turn other keys into strings, and a duplicate would see another type than the first.
+        if restore(text) != _listed(result):
+            raise ValueError("it comes back from JSON as something else")  # noqa: TRY301
+    except (TypeError, ValueError, RecursionError) as error:
+        return _placeholder("not_json", type=type(result).__qualname__, error=str(error)[:200])
+    if len(text) > max_result_bytes:
+        return _placeholder("too_large", bytes=len(text), limit_bytes=max_result_bytes)
+    return text
+
+
+def restore(result_json: str) -> Any:
+    """The result of a record."""
+    return json.loads(result_json)
+
+
+def is_placeholder(result: Any) -> bool:
+    """Whether a restored result says why the real one was not kept."""
+    return isinstance(result, dict) and NOT_KEPT in result
+
+
+def _placeholder(why: str, **details: Any) -> str:
+    return json.dumps({NOT_KEPT: why, **details}, separators=(",", ":"))
+
+
+def _listed(value: Any) -> Any:
+    """The value with its tuples as lists: the one change of type that JSON may make."""
+    match value:
+        case tuple() | list():
+            return [_listed(item) for item in value]
+        case dict():
+            return {key: _listed(item) for key, item in value.items()}
+        case _:
+            return value
+
+
+_PLAIN = (str, int, float, bool, type(None), list, tuple, dict, object)
+
+
+def result_problem(annotation: Any) -> str | None:
+    """Why results of a declared type cannot be kept as JSON, as a clause; None where they can, or who knows.
+
+    ``annotation`` is the resolved return annotation of a task: a type, a union, a generic of plain ones.
+    """
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType, list, tuple):
+        problems = (result_problem(part) for part in typing.get_args(annotation) if part is not Ellipsis)
+        return next((problem for problem in problems if problem), None)
+    if origin is dict:
+        key, value = typing.get_args(annotation)
+        if key not in (str, Any):
+            return f"JSON turns dict keys of type {getattr(key, '__name__', key)} into strings"
+        return result_problem(value)
+    if isinstance(annotation, type) and origin is None and annotation not in _PLAIN:
+        if typing.is_typeddict(annotation):
+            return None
+        return f"JSON cannot hold a {annotation.__qualname__}"
+    return None

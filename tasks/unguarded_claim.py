@@ -1,0 +1,77 @@
+"""What stands in for a claim while Redis is away and the ledger is the guard."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from tasks.claim import Claims, Conflict, Execution
+from tasks.errors import RedisUnavailableError
+from tasks.held_claim import check_step
+from tasks.results import kept_json, restore
+from tasks.steps import Step
+
+
+class UnguardedClaim:
+    """Stands in for a claim while Redis is away, where the ledger is the guard (``redis_down="ledger"``)."""
+
+    fence: None = None
+    attempt = 1
+
+    def __init__(self, claims: Claims, execution: Execution, max_result_bytes: float) -> None:
+        self._claims, self._execution, self._max_result_bytes = claims, execution, max_result_bytes
+        self._began_at = time.monotonic()
+        self._opened: set[str] = set()
+
+    @property
+    def key(self) -> str:
+        """The caller's idempotency key."""
+        return self._execution.key
+
+    @property
+    def effect_key(self) -> str:
+        """The caller's key with the task's name: unique among tasks, for the ledger."""
+        return self._execution.effect_key
+
+    @property
+    def provider_key(self) -> str:
+        """Stable across attempts: for services that have idempotency keys of their own."""
+        return self._execution.provider_key()
+
+    @property
+    def lease_share(self) -> float:
+        """There is no lease; how long a claim's would have run."""
+        return (time.monotonic() - self._began_at) / self._execution.lease_seconds
+
+    def ensure_held(self) -> None:
+        """There is nothing to lose: the ledger decides."""
+
+    def step(self, name: str) -> Step:
+        """A named step that nothing remembers: its effect has to be in the ledger too."""
+        check_step(name, self._opened)
+        key = self._execution.provider_key(name)
+        return Step(self, name, provider_key=key, done=False)
+
+    def save_step(self, name: str, result: Any) -> None:
+        """Nothing keeps it."""
+
+    def complete(self, result: Any) -> Any:
+        """Record the result if Redis is back; else the ledger answers the duplicates."""
+        result_json = kept_json(result, self._max_result_bytes)
+        try:
+            answer = self._claims.complete(self._execution, result_json, patience_seconds=0)
+        except RedisUnavailableError:
+            return result
+        return restore(answer.result_json) if isinstance(answer, Conflict) else result
+
+    def abandon(self, *, interrupted: bool = False) -> None:
+        """There is nothing to give up."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """There is nothing to end."""
