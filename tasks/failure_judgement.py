@@ -54,6 +54,11 @@ class Row:
         return f"{self.signal} {candidates(error, self.signal)[0]}: {self.because}"
 
     @property
+    def title(self) -> str:
+        """What tells the row from others, such as ``HTTP transient HTTP status``."""
+        return f"{self.library} {self.verdict} {self.signal or ''}".strip()
+
+    @property
     def condition(self) -> str:
         """The condition in words, empty where there is none."""
         if self.signal is None:
@@ -102,6 +107,11 @@ class Reference:
             because=why,
             retry_after_seconds=retry_after_seconds(error, now),
         )
+
+    def deciding_row(self, error: BaseException) -> Row | None:
+        """The row that judges an exception or what it wraps; None where no row speaks of it."""
+        found = self._find(error, MAX_DEPTH)
+        return found[0] if found else None
 
     def _find(self, error: BaseException, depth: int) -> tuple[Row, str] | None:
         for name in names(error):

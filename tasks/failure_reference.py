@@ -194,12 +194,12 @@ DATABASE_ROWS = (
         because="unsupported, data, integrity, login, no such database, or syntax and rights",
     ),
     Row(
-        library="PostgreSQL",
+        library="psycopg",
         exceptions=("psycopg.OperationalError", "psycopg2.OperationalError"),
         verdict=TRANSIENT,
         signal=Signal.SQLSTATE,
         values=("none",),
-        because="the server was away: what it says itself has a SQLSTATE",
+        because="no connection; a wrong password or database cannot be told from it",
     ),
     Row(
         library="SQLite",

@@ -97,11 +97,12 @@ def qualified_name(kind: type) -> str:
 def names(error: BaseException) -> Iterator[str]:
     """What an exception is called, the most specific class first; a driver's also by its name in PEP 249."""
     lineage = type(error).__mro__
-    roots = {_package(kind) for kind in lineage if kind.__name__ == "Error"}
+    roots = {_package(kind) for kind in lineage if _attribute(kind, "__name__") == "Error"}
     for kind in lineage:
         yield qualified_name(kind)
-        if kind.__name__ in DBAPI_NAMES and _package(kind) in roots:
-            yield f"PEP 249 {kind.__name__}"
+        last = str(_attribute(kind, "__name__"))
+        if last in DBAPI_NAMES and _package(kind) in roots:
+            yield f"PEP 249 {last}"
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

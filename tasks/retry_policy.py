@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Self, TypeAlias
 
+from broker_topology.notes import cut
 from tasks.errors import PermanentFailure, PolicyError, TransientFailure
 from tasks.failure_judgement import Judgement, Reference, Verdict
 from tasks.failure_reference import reference
@@ -221,9 +222,13 @@ _UNITS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
 
 def _seconds(outage: str | float | timedelta) -> float:
     if isinstance(outage, timedelta):
-        return outage.total_seconds()
-    if isinstance(outage, str):
-        if not re.fullmatch(r"(\d+(\.\d+)?[dhms])+", outage):
-            raise PolicyError(f"{outage!r} is no duration: write 90s, 20m, 1h30m or 2d")
-        return sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"([\d.]+)([dhms])", outage))
-    return float(outage)
+        seconds = outage.total_seconds()
+    elif isinstance(outage, str) and re.fullmatch(r"(\d{1,9}(\.\d+)?[dhms])+", outage):
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"([\d.]+)([dhms])", outage))
+    elif isinstance(outage, str):
+        raise PolicyError(f"{cut(outage, 100)!r} is no duration: write 90s, 20m, 1h30m or 2d")
+    else:
+        seconds = float(outage)
+    if not 0 <= seconds < math.inf:
+        raise PolicyError(f"an outage of {outage!r} is no duration")
+    return seconds
