@@ -17,14 +17,14 @@ class Settlement:
     it along as done.
     """
 
-    name: str
-    """Usable once: the replay's id, or the execution's token."""
     result_json: str | None = None
     """The result where the work is done; None where it is to be repeated."""
+    attempt: int | None = None
+    """The interrupted attempt that may be repeated: a doubt that another attempt left is not settled by this."""
 
     def to_header(self) -> str:
         """The header's value."""
-        return json.dumps({"name": self.name, "result_json": self.result_json})
+        return json.dumps({"result_json": self.result_json, "attempt": self.attempt})
 
     @classmethod
     def from_header(cls, value: object) -> Self | None:
@@ -34,7 +34,21 @@ class Settlement:
         except (ValueError, RecursionError):
             return None
         match settlement:
-            case {"name": str(name), "result_json": str() | None as result_json}:
-                return cls(name=name, result_json=result_json)
+            case {"result_json": str() | None as result_json, "attempt": int() | None as attempt}:
+                return cls(result_json=result_json, attempt=attempt)
             case _:
                 return None
+
+
+DOUBT_PREFIX = "in_doubt "
+
+
+def doubt_state(attempt: int) -> str:
+    """What a failure note's ``claim_state`` says of a claim in doubt."""
+    return f"{DOUBT_PREFIX}{attempt}"
+
+
+def attempt_in_doubt(claim_state: str | None) -> int | None:
+    """The interrupted attempt that a ``claim_state`` names, for ``Settlement.attempt``; None where it names none."""
+    prefix, _, attempt = (claim_state or "").partition(" ")
+    return int(attempt) if f"{prefix} " == DOUBT_PREFIX and attempt.isdecimal() else None

@@ -7,7 +7,7 @@ A claim is one record per task name and key. Its states::
                  failed |  | begin
                         v  |
                        free            running, lease lapsed --begin, if_interrupted=park--> in_doubt
-                                       in_doubt --begin with a permit--> running
+                                       in_doubt --begin with leave--> running
 
 The lease is a field, compared with Redis' own clock; the record outlives it, so that an interrupted run
 leaves evidence. Every call is safe to repeat when its reply was lost.
@@ -63,16 +63,6 @@ class Execution:
     def __str__(self) -> str:
         """For the text of errors."""
         return f"{self.task_name}: key {self.key!r}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Permit:
-    """Leave to run a claim that is in doubt, usable once."""
-
-    name: str
-    """Who gives it: a replay's id, or the token of the execution that asked the provider."""
-    attempt: int | None = None
-    """The interrupted attempt that it speaks of; None for whichever is in doubt."""
 
 
 def new_token() -> str:
@@ -190,10 +180,14 @@ class Claims(Protocol):
         *,
         if_interrupted: IfInterrupted = IfInterrupted.REPEAT,
         may_be_forgotten: bool = False,
-        permit: Permit | None = None,
+        permitted_attempt: int | None = None,
         patience_seconds: float = 5.0,
     ) -> Began:
-        """Ask to run. ``may_be_forgotten``: the message is older than records live, so none is no proof."""
+        """Ask to run.
+
+        ``may_be_forgotten``: the message is older than records live, so that there is none proves nothing.
+        ``permitted_attempt``: somebody who can know says that this attempt's effect did not happen.
+        """
         ...
 
     def renew(

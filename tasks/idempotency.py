@@ -23,7 +23,6 @@ from tasks.claim import (
     IfInterrupted,
     InDoubt,
     PayloadMismatch,
-    Permit,
     new_token,
 )
 from tasks.errors import (
@@ -127,14 +126,14 @@ class Guard:
         try:
             if settlement and settlement.result_json is not None:
                 return self._record(settlement.result_json)
-            return self._begin(Permit(name=settlement.name) if settlement else None)
+            return self._begin(settlement.attempt if settlement else None)
         except RedisUnavailableError as error:
             log.warning("claim.redis_away", task=self._execution.task_name, error=str(error))
             if self._policy.redis_down is RedisDown.LEDGER:
                 return Run(claim=UnguardedClaim(self._claims, self._execution, self._policy.max_result_bytes))
             return ComeBack(after_seconds=REDIS_AWAY_PAUSE_SECONDS, why="redis_away")
 
-    def _begin(self, permit: Permit | None) -> Verdict:
+    def _begin(self, permitted_attempt: int | None, *, asked: bool = False) -> Verdict:
         execution, policy = self._execution, self._policy
         # The deadline counts from before the question: Redis starts the lease somewhere in between.
         asked_at = time.monotonic()
@@ -142,7 +141,7 @@ class Guard:
             execution,
             if_interrupted=IfInterrupted(policy.if_interrupted),
             may_be_forgotten=self._age_seconds is not None and self._age_seconds > policy.retention_seconds,
-            permit=permit,
+            permitted_attempt=permitted_attempt,
             patience_seconds=min(BEGIN_PATIENCE_SECONDS, policy.lease_seconds / 3),
         )
         match answer:
@@ -162,13 +161,13 @@ class Guard:
             case PayloadMismatch(stored=stored, given=given):
                 return Refuse(error=self._mismatch(stored, given))
             case InDoubt():
-                return self._settle(answer, asked=permit)
+                return self._settle(answer, asked=asked)
 
-    def _settle(self, doubt: InDoubt, asked: Permit | None) -> Verdict:
+    def _settle(self, doubt: InDoubt, *, asked: bool) -> Verdict:
         """Ask the provider where the policy knows how; a doubt that stays is a person's."""
         execution, reconcile = self._execution, self._policy.reconcile
         outcome: Reconciled = Unknown()
-        if reconcile is not None and not (asked and asked.name == execution.token):
+        if reconcile is not None and not asked:
             outcome = reconcile(
                 Doubt(
                     task_name=execution.task_name,
@@ -187,7 +186,7 @@ class Guard:
                 return Refuse(error=self._in_doubt(doubt))
             case DidNotHappen():
                 # Only this attempt was asked about: a doubt that another run left since is another doubt.
-                return self._begin(Permit(name=execution.token, attempt=doubt.attempt))
+                return self._begin(doubt.attempt, asked=True)
 
     def _record(self, result_json: str) -> Verdict:
         """Put on record what is known to have happened, and answer with what stands."""

@@ -30,7 +30,6 @@ from tasks.claim import (
     Late,
     Lost,
     PayloadMismatch,
-    Permit,
     Renewed,
 )
 from tasks.errors import RedisUnavailableError
@@ -58,7 +57,7 @@ class QuorumClaims:
         *,
         if_interrupted: IfInterrupted = IfInterrupted.REPEAT,
         may_be_forgotten: bool = False,
-        permit: Permit | None = None,
+        permitted_attempt: int | None = None,
         patience_seconds: float = 5.0,
     ) -> Began:
         """Ask to run. See ``Claims.begin``.
@@ -72,7 +71,7 @@ class QuorumClaims:
                     execution,
                     if_interrupted=if_interrupted,
                     may_be_forgotten=may_be_forgotten,
-                    permit=permit,
+                    permitted_attempt=permitted_attempt,
                     patience_seconds=0,
                 ),
                 lambda answer: isinstance(answer, Acquired),

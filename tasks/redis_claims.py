@@ -31,7 +31,6 @@ from tasks.claim import (
     Late,
     Lost,
     PayloadMismatch,
-    Permit,
     Renewed,
     record_name,
 )
@@ -51,7 +50,7 @@ class RedisClaims:
         *,
         if_interrupted: IfInterrupted = IfInterrupted.REPEAT,
         may_be_forgotten: bool = False,
-        permit: Permit | None = None,
+        permitted_attempt: int | None = None,
         patience_seconds: float = 5.0,
     ) -> Began:
         """Ask to run. See ``Claims.begin``."""
@@ -65,8 +64,7 @@ class RedisClaims:
                 _milliseconds(execution.retention_seconds),
                 int(if_interrupted is IfInterrupted.PARK),
                 int(may_be_forgotten),
-                permit.name if permit else "",
-                permit.attempt if permit and permit.attempt is not None else "",
+                permitted_attempt if permitted_attempt is not None else "",
             ],
             patience_seconds,
         )

@@ -23,7 +23,7 @@ from broker_topology.message import (
     is_broker_history,
 )
 from broker_topology.notes import FailureNote, OutcomeNote
-from broker_topology.settlement import SETTLEMENT_HEADER, Settlement
+from broker_topology.settlement import SETTLEMENT_HEADER, Settlement, doubt_state
 from tasks.attempt_history import AttemptRecord, append_attempt
 from tasks.errors import (
     InDoubtError,
@@ -119,7 +119,7 @@ class ReliableTask(Task):  # type: ignore[misc]
         except (Ignore, Retry):
             raise
         except ResultUnrecordedError as error:
-            settlement = Settlement(name=request.delivery_info["claim_token"], result_json=error.result_json)
+            settlement = Settlement(result_json=error.result_json)
             self._come_back(PAUSE_SECONDS, settlement)
         except LeaseLostError:
             self._come_back(PAUSE_SECONDS)
@@ -252,6 +252,7 @@ class ReliableTask(Task):  # type: ignore[misc]
             pid=os.getpid(),
             runtime_seconds=time.monotonic() - request.began_at,
             release=reliability.release,
+            claim_state=doubt_state(error.attempt) if isinstance(error, InDoubtError) else None,
             fingerprint=getattr(error, "fingerprint", None),
         )
         reliability.notes.failure({**(request.headers or {}), "id": request.id}, note)

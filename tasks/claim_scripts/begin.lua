@@ -1,5 +1,5 @@
 -- Ask to run. KEYS: the claim.
--- ARGV: token, payload, lease_ms, retention_ms, park (0|1), may_be_forgotten (0|1), permit, permit_attempt
+-- ARGV: token, payload, lease_ms, retention_ms, park (0|1), may_be_forgotten (0|1), permitted_attempt
 local key, token, payload = KEYS[1], ARGV[1], ARGV[2]
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
@@ -25,10 +25,9 @@ local function answer(...)
   return reply
 end
 
--- A permit opens one doubt once: a redelivery of the message that carries it finds it used.
-local function permitted()
-  return ARGV[7] ~= '' and ARGV[7] ~= claim.permit and (ARGV[8] == '' or ARGV[8] == attempt)
-end
+-- Leave is given for one attempt: a redelivery of the message that carries it, after another interruption,
+-- meets another doubt.
+local permitted = ARGV[7] == attempt
 
 if state then
   if claim.payload ~= payload then return {'mismatch', claim.payload} end
@@ -45,12 +44,12 @@ if state then
     return {'busy', string.format('%.0f', claim.lease_until - now_ms)}
   end
   local doubtful = state == 'in_doubt' or (state == 'running' and ARGV[5] == '1')
-  if doubtful and not permitted() then
+  if doubtful and not permitted then
     redis.call('HSET', key, 'state', 'in_doubt')
     redis.call('PEXPIRE', key, ARGV[4])
     return answer('in_doubt', attempt)
   end
-elseif ARGV[6] == '1' and not permitted() then
+elseif ARGV[6] == '1' and not permitted then
   return {'in_doubt', '0'}
 end
 
@@ -59,6 +58,5 @@ local fence = string.format('%.0f', math.max((claim.fence or 0) + 1, now_us))
 attempt = string.format('%.0f', attempt + 1)
 redis.call('HSET', key, 'state', 'running', 'token', token, 'payload', payload, 'lease_until', lease_until,
   'fence', fence, 'attempt', attempt)
-if ARGV[7] ~= '' then redis.call('HSET', key, 'permit', ARGV[7]) end
 redis.call('PEXPIRE', key, ARGV[4])
 return answer('acquired', fence, attempt)
