@@ -88,8 +88,8 @@ class Road:
 
     def letters(self) -> list[dict[str, Any]]:
         """The dead letters, newest first, as a script reads them."""
-        listed = self.command("dead-letters", "list", "--json", "--limit", "100000")
-        return list(json.loads(listed.stdout)) if listed.returncode == 0 else []
+        listed = self.command("dead-letters", "list", "--state", "all", "--json", "--limit", "10000")
+        return [json.loads(line) for line in listed.stdout.splitlines()] if listed.returncode == 0 else []
 
     def letter(self, number: int) -> dict[str, Any]:
         """All that is known of one dead letter."""

@@ -30,6 +30,7 @@ from typing import Any
 import httpx
 
 from sandbox.processes import Process, free_port, listens
+from tasks.provider_keys import provider_key
 
 
 class OutsideServices:
@@ -63,9 +64,10 @@ class OutsideServices:
             if (service is None or call["service"] == service) and (call["status"] < 400) == accepted
         ]
 
-    def charges_per_key(self) -> Counter[str]:
-        """How often each idempotency key was charged."""
-        return Counter(call["key"] for call in self.calls("payments"))
+    def charges(self, *keys: str) -> list[int]:
+        """How often the charge of each of the publisher's keys was made."""
+        made = Counter(call["key"] for call in self.calls("payments"))
+        return [made[provider_key("payments.charge_customer", key, "charge")] for key in keys]
 
     def stop(self) -> None:
         """End the double."""

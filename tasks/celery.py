@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from celery import Celery
+from celery.signals import worker_init
 
 from tasks.installation import install
 from tasks.settings import read_settings
@@ -24,3 +27,11 @@ app.conf.update(
     office_crm_url=settings.crm_url,
     office_http_timeout_seconds=settings.http_timeout_seconds,
 )
+
+
+@worker_init.connect(weak=False)
+def create_example_tables(**_: Any) -> None:
+    """Once, in the worker's main process: its children would race."""
+    from tasks.payments import create_tables  # noqa: PLC0415, the tasks are imported after their app
+
+    create_tables(settings.database_url)

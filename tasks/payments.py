@@ -14,6 +14,7 @@ import sqlalchemy
 from celery import current_app, shared_task
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
+from tasks import ledger
 from tasks.failure_reference import reference
 from tasks.idempotency_policy import Idempotency
 from tasks.ledger import effect_once
@@ -65,16 +66,15 @@ def charge_customer(self: ReliableTask, order_id: str, amount_cents: int) -> str
     charge_id = self.step("charge").run(
         lambda key: call(self.app, "payments", "POST", "/charges", json=body, key=key)["id"]
     )
-    key = self.claim.key
     with (
         Session(_engine(self.app.conf.office_database_url)) as session,
         session.begin(),
-        effect_once(session, key, fence=self.claim.fence) as effect,
+        effect_once(session, self.claim.effect_key, fence=self.claim.fence) as effect,
     ):
         if not effect.done:
             session.add(
                 Charge(
-                    idempotency_key=key,
+                    idempotency_key=self.claim.key,
                     order_id=order_id,
                     amount_cents=amount_cents,
                     provider_charge_id=charge_id,
@@ -85,9 +85,15 @@ def charge_customer(self: ReliableTask, order_id: str, amount_cents: int) -> str
     return str(effect.result)
 
 
-@lru_cache
-def _engine(database_url: str) -> sqlalchemy.Engine:
-    """One engine a process: made at the first charge, so after the worker has forked."""
+def create_tables(database_url: str) -> None:
+    """Make the tables of the example and of the ledger where they are missing."""
     engine = sqlalchemy.create_engine(database_url)
     Base.metadata.create_all(engine)
-    return engine
+    ledger.metadata.create_all(engine)
+    engine.dispose()
+
+
+@lru_cache
+def _engine(database_url: str) -> sqlalchemy.Engine:
+    """One engine a process, made at its first charge: a forked connection would be shared."""
+    return sqlalchemy.create_engine(database_url)

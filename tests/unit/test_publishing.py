@@ -16,8 +16,12 @@ def app() -> Celery:
     """A publisher's app with one guarded and one unguarded task, and no broker."""
     app = Celery("shop", broker="amqp://127.0.0.1:1", set_as_current=False)
     install(app, topology=DEFINITIONS, redis_url="redis://127.0.0.1:1")
-    app.task(name="payments.guarded", idempotency=Idempotency())(lambda _order_id: None)
-    app.task(name="payments.unguarded")(lambda _order_id: None)
+
+    def body(order_id: str) -> str:
+        return order_id
+
+    app.task(name="payments.guarded", idempotency=Idempotency())(body)
+    app.task(name="payments.unguarded")(body)
     app.finalize()
     return app
 
