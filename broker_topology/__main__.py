@@ -61,7 +61,7 @@ def main() -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
-def deploy(  # noqa: PLR0913, PLR0917, click passes every option
+def deploy(
     context: click.Context,
     file: str,
     url: str,
@@ -103,9 +103,7 @@ def _tell(deployed: Deployed) -> None:
     if declared.conflicts:
         for conflict in declared.conflicts:
             click.echo(str(conflict))
-        click.echo(
-            f"nothing was changed: {len(declared.conflicts)} arguments differ and cannot be changed in place"
-        )
+        click.echo(f"nothing was changed: {len(declared.conflicts)} arguments differ and cannot be changed in place")
         return
     for name in deployed.policies_set:
         click.echo(f"set     policy {name}")

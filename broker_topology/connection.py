@@ -58,17 +58,13 @@ def _connect(connection: Any, address: BrokerAddress) -> None:
             f"virtual host {address.vhost!r} of the broker at {address.netloc} {why}"
         ) from error
     except ssl.SSLError as error:
-        raise BrokerUnavailableError(
-            f"no TLS connection to {address.netloc}: {error.reason or error}"
-        ) from error
+        raise BrokerUnavailableError(f"no TLS connection to {address.netloc}: {error.reason or error}") from error
     except TimeoutError as error:
         raise BrokerUnavailableError(f"the broker at {address.netloc} does not answer in time") from error
     except socket.gaierror as error:
         raise BrokerUnavailableError(f"there is no host {address.host!r}") from error
     except (OSError, amqp.exceptions.AMQPError) as error:
-        raise BrokerUnavailableError(
-            f"the broker at {address.netloc} cannot be reached: {_text(error)}"
-        ) from error
+        raise BrokerUnavailableError(f"the broker at {address.netloc} cannot be reached: {_text(error)}") from error
 
 
 def reply(error: amqp.exceptions.AMQPError) -> str:

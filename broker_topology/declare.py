@@ -177,9 +177,7 @@ def _declarations(topology: Topology) -> list[tuple[str, dict[str, Any], Declare
         (f"exchange {exchange.name}", _exchange_arguments(exchange), _exchange_call(exchange.name))
         for exchange in topology.exchanges
     ]
-    queues = [
-        (f"queue {queue.name}", _queue_arguments(queue), _queue_call(queue.name)) for queue in topology.queues
-    ]
+    queues = [(f"queue {queue.name}", _queue_arguments(queue), _queue_call(queue.name)) for queue in topology.queues]
     return exchanges + queues
 
 
@@ -291,12 +289,8 @@ class _Look:
 
     def has_delayed_delivery(self) -> bool:
         levels = [level_name(level) for level in range(MAX_NUMBER_OF_BITS_TO_USE)]
-        exchanges = (
-            Exchange(name=name, type="topic") for name in (*levels, CELERY_DELAYED_DELIVERY_EXCHANGE)
-        )
-        delays = Topology(
-            vhost="", exchanges=tuple(exchanges), queues=tuple(Queue(name=name) for name in levels)
-        )
+        exchanges = (Exchange(name=name, type="topic") for name in (*levels, CELERY_DELAYED_DELIVERY_EXCHANGE))
+        delays = Topology(vhost="", exchanges=tuple(exchanges), queues=tuple(Queue(name=name) for name in levels))
         return all(self.exists(arguments, declare) for _, arguments, declare in _declarations(delays))
 
     def close(self) -> None:

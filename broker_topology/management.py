@@ -139,9 +139,7 @@ class ManagementApi:
             # A slash in a name travels as %2F: RabbitMQ decodes each part of the path by itself.
             return self._client.request(method, "/".join(quote(part, safe="") for part in path), json=body)
         except httpx.TimeoutException as error:
-            raise ManagementUnavailableError(
-                f"the management API at {self.url} does not answer in time"
-            ) from error
+            raise ManagementUnavailableError(f"the management API at {self.url} does not answer in time") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ManagementUnavailableError(
                 f"the management API at {self.url} cannot be reached ({error})"

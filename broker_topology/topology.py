@@ -11,12 +11,14 @@ Source of the format: https://www.rabbitmq.com/docs/definitions
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
+from broker_topology.definitions import parse_definitions, read_definitions_text
+from broker_topology.entries import Problem, as_object, read_entries
 from broker_topology.errors import TopologyError
 
 Arguments = Mapping[str, Any]
@@ -44,10 +46,24 @@ class Queue:
     auto_delete: bool = False
     arguments: Arguments = field(default_factory=dict)
 
+    exclusive: bool = False
+
     @property
     def dead_letter_exchange(self) -> str | None:
         """The exchange that the broker hands rejected, expired and undeliverable messages to."""
-        return cast("str | None", self.arguments.get("x-dead-letter-exchange"))
+        name = self.arguments.get("x-dead-letter-exchange")
+        return name if isinstance(name, str) else None
+
+    @property
+    def type(self) -> str | None:
+        """``quorum``, ``classic`` or ``stream`` where the arguments say so; else the virtual host decides."""
+        name = self.arguments.get("x-queue-type")
+        return name if isinstance(name, str) else None
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it outlives its clients and the broker, so that a file can own it."""
+        return self.durable and not self.auto_delete and not self.exclusive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +97,18 @@ class Topology:
     queues: tuple[Queue, ...] = ()
     bindings: tuple[Binding, ...] = ()
     policies: tuple[Policy, ...] = ()
+    operator_policies: tuple[Policy, ...] = ()
+    default_queue_type: str = "classic"
+    """What a queue without ``x-queue-type`` becomes here."""
 
     @property
     def work_queues(self) -> tuple[Queue, ...]:
         """Queues that tasks wait in, in the order of the file."""
-        return tuple(queue for queue in self.queues if queue.dead_letter_exchange is not None)
+        return tuple(
+            queue
+            for queue in self.queues
+            if queue.dead_letter_exchange is not None and not is_delay_queue(queue.name)
+        )
 
     @property
     def dead_letter_queues(self) -> tuple[str, ...]:
@@ -98,7 +121,7 @@ class Topology:
         """Names of the queues that keep what no binding wanted."""
         alternates = [exchange.arguments.get("alternate-exchange") for exchange in self.exchanges]
         alternates += [policy.definition.get("alternate-exchange") for policy in self.policies]
-        return self._queues_bound_to(name for name in alternates if name)
+        return self._queues_bound_to(name for name in alternates if isinstance(name, str))
 
     @property
     def drained_queues(self) -> tuple[str, ...]:
@@ -131,6 +154,14 @@ class Topology:
         return tuple(queue.name for queue in self.queues if queue.name in bound)
 
 
+_DELAY_QUEUE = re.compile(r"(.+_)?celery_delayed_\d+")
+
+
+def is_delay_queue(name: str) -> bool:
+    """Whether a queue is one of those in which Celery's delayed messages wait."""
+    return _DELAY_QUEUE.fullmatch(name) is not None
+
+
 def read_topology(path: str | Path, *, vhost: str | None = None) -> Topology:
     """Read the topology of one virtual host from a definitions file.
 
@@ -139,74 +170,83 @@ def read_topology(path: str | Path, *, vhost: str | None = None) -> Topology:
 
     Raises TopologyError, in one sentence, for a file that is missing, unreadable or malformed.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise TopologyError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise TopologyError(f"{path} is not UTF-8 text (byte {error.start})") from error
-    return parse_topology(text, vhost=vhost, name=str(path))
+    return parse_topology(read_definitions_text(path), vhost=vhost, name=str(path))
 
 
 def parse_topology(text: str, *, vhost: str | None = None, name: str = "definitions") -> Topology:
     """Parse the text of a definitions file. ``name`` is what errors call it. Raises TopologyError."""
     definitions = parse_definitions(text, name=name)
     chosen = _choose_vhost(definitions, vhost, name)
+    topology, problems = topology_of(definitions, chosen)
+    problems += undeclared_ends(topology, exported=is_export(definitions))
+    if problems:
+        raise TopologyError(f"{name}: {problems[0]}")
+    return topology
+
+
+def topology_of(definitions: Mapping[str, Any], vhost: str) -> tuple[Topology, list[Problem]]:
+    """What parsed definitions say of one virtual host, and which of their entries are malformed."""
+    problems: list[Problem] = []
 
     def section(key: str, read: type[T]) -> tuple[T, ...]:
-        return tuple(
-            _read_entry(read, entry, f"{name}: {key}[{index}]")
-            for index, entry in enumerate(definitions.get(key, []))
-            if entry.get("vhost", chosen) == chosen
-        )
+        return tuple(read_entries(read, definitions.get(key, []), key, vhost, problems))
 
+    operator_policies = [
+        {**as_object(entry.get("value")), "name": entry.get("name"), "vhost": entry.get("vhost", vhost)}
+        for entry in definitions.get("parameters", [])
+        if entry.get("component") == "operator_policy"
+    ]
     topology = Topology(
-        vhost=chosen,
+        vhost=vhost,
         exchanges=section("exchanges", Exchange),
         queues=section("queues", Queue),
         bindings=section("bindings", Binding),
         policies=section("policies", Policy),
+        operator_policies=tuple(read_entries(Policy, operator_policies, "operator policies", vhost, problems)),
+        default_queue_type=_default_queue_type(definitions, vhost),
     )
-    _check_bindings(topology, name)
-    return topology
+    return topology, problems
 
 
-SECTIONS = ("vhosts", "exchanges", "queues", "bindings", "policies")
+def vhosts_of(definitions: Mapping[str, Any]) -> tuple[str, ...]:
+    """Every virtual host that definitions name, in alphabetical order; ``/`` where they name none."""
+    named = {entry.get("name") for entry in definitions.get("vhosts", [])} | _mentioned(definitions)
+    return tuple(sorted(name for name in named if isinstance(name, str))) or ("/",)
 
 
-def parse_definitions(text: str, *, name: str = "definitions") -> dict[str, Any]:
-    """Parse the text of a definitions file as it is, every key kept. Raises TopologyError."""
-    if not text.strip():
-        raise TopologyError(f"{name} is empty")
-    if text.lstrip().startswith("<"):
-        raise TopologyError(f"{name} is a web page, not a definitions file")
-    try:
-        definitions = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise TopologyError(
-            f"{name} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
-        ) from error
-    except RecursionError as error:
-        raise TopologyError(f"{name} is nested too deeply to be a definitions file") from error
-    if not isinstance(definitions, dict):
-        raise TopologyError(
-            f"{name} holds a {type(definitions).__name__}; a definitions file is a JSON object"
-        )
-    for key in SECTIONS:
-        section = definitions.get(key, [])
-        if not isinstance(section, list) or not all(isinstance(entry, dict) for entry in section):
-            raise TopologyError(f"{name}: {key} must be a list of objects")
-    return definitions
+def is_export(definitions: Mapping[str, Any]) -> bool:
+    """Whether a broker wrote these definitions: it leaves out exclusive queues, but not their bindings."""
+    return isinstance(definitions.get("rabbitmq_version", definitions.get("rabbit_version")), str)
 
 
-def _choose_vhost(definitions: dict[str, Any], wanted: str | None, name: str) -> str:
-    declared: set[str] = {
+def undeclared_ends(topology: Topology, *, exported: bool = False) -> list[Problem]:
+    """Bindings between objects that are not declared: 3.10 would ignore them silently."""
+    exchanges = {exchange.name for exchange in topology.exchanges}
+    queues = {queue.name for queue in topology.queues}
+    problems = []
+    for index, binding in enumerate(topology.bindings):
+        to_queue = binding.destination_type == "queue"
+        known = binding.destination in (queues if to_queue else exchanges)
+        if not known and not binding.destination.startswith("amq.") and not (exported and to_queue):
+            text = f"leads to {binding.destination_type} {binding.destination!r}, which is not declared"
+            problems.append(Problem(section="bindings", index=index, text=text))
+        if binding.source not in exchanges and not binding.source.startswith("amq."):
+            text = f"starts at exchange {binding.source!r}, which is not declared"
+            problems.append(Problem(section="bindings", index=index, text=text))
+    return problems
+
+
+def _mentioned(definitions: Mapping[str, Any]) -> set[str]:
+    return {
         entry["vhost"]
-        for key in SECTIONS[1:]
+        for key in ("exchanges", "queues", "bindings", "policies")
         for entry in definitions.get(key, [])
         if isinstance(entry.get("vhost"), str)
     }
-    match sorted(declared):
+
+
+def _choose_vhost(definitions: Mapping[str, Any], wanted: str | None, name: str) -> str:
+    match sorted(_mentioned(definitions)):
         case []:
             return wanted or "/"
         case [only]:
@@ -219,37 +259,10 @@ def _choose_vhost(definitions: dict[str, Any], wanted: str | None, name: str) ->
             )
 
 
-def _read_entry(kind: type[T], entry: dict[str, Any], where: str) -> T:
-    """Build one frozen value; unknown keys are RabbitMQ's business and are left alone."""
-    values = {key.replace("-", "_"): value for key, value in entry.items()}
-    slots: dict[str, str] = {slot.name: str(slot.type) for slot in kind.__dataclass_fields__.values()}  # type: ignore[attr-defined]
-    known = {key: value for key, value in values.items() if key in slots}
-    for key, value in known.items():
-        if not isinstance(value, _EXPECTED[slots[key]]) or (slots[key] == "int" and isinstance(value, bool)):
-            raise TopologyError(f"{where}: {key} is {value!r}; it must be {_NAMES[slots[key]]}")
-    try:
-        return kind(**known)
-    except TypeError as error:
-        missing = str(error).partition("argument")[2].lstrip("s").strip(": ")
-        raise TopologyError(f"{where} lacks {missing}") from error
-
-
-_EXPECTED: dict[str, type] = {"str": str, "bool": bool, "int": int, "Arguments": dict}
-_NAMES = {"str": "a string", "bool": "true or false", "int": "a whole number", "Arguments": "an object"}
-
-
-def _check_bindings(topology: Topology, name: str) -> None:
-    """Refuse a binding between objects that the file does not declare: 3.10 would ignore it silently."""
-    exchanges = {exchange.name for exchange in topology.exchanges}
-    queues = {queue.name for queue in topology.queues}
-    for binding in topology.bindings:
-        destinations = queues if binding.destination_type == "queue" else exchanges
-        if binding.destination not in destinations:
-            raise TopologyError(
-                f"{name}: a binding leads to {binding.destination_type} "
-                f"{binding.destination!r}, which is not declared"
-            )
-        if binding.source not in exchanges and not binding.source.startswith("amq."):
-            raise TopologyError(
-                f"{name}: a binding starts at exchange {binding.source!r}, which is not declared"
-            )
+def _default_queue_type(definitions: Mapping[str, Any], vhost: str) -> str:
+    for entry in definitions.get("vhosts", []):
+        if entry.get("name") == vhost:
+            metadata = as_object(entry.get("metadata"))
+            chosen = entry.get("default_queue_type") or metadata.get("default_queue_type")
+            return chosen if isinstance(chosen, str) and chosen != "undefined" else "classic"
+    return "classic"

@@ -132,9 +132,7 @@ def test_without_a_management_api_the_policies_are_said_to_be_missing(vhost: Vir
     assert address.port != 15672
     result = run(vhost, management=False)
     assert result.exit_code == 0
-    assert (
-        "policies not set (work-limits, delayed-delivery-unroutable): the management API at" in result.stderr
-    )
+    assert "policies not set (work-limits, delayed-delivery-unroutable): the management API at" in result.stderr
     assert "http://127.0.0.1:15672" in result.stderr
 
 
