@@ -61,6 +61,10 @@ class Ballot(Generic[S]):
         for line in self._standing_lines():
             line.put(message, SimpleQueue())
 
+    def idle(self) -> bool:
+        """Whether every server has answered everything."""
+        return all(line.idle for line in self._lines)
+
     def _standing_lines(self) -> Sequence[Line[S]]:
         with self._lock:
             if not self._lines:
@@ -74,19 +78,29 @@ class Line(Generic[S]):
     def __init__(self, server: S) -> None:
         self._server = server
         self._threads = ThreadPoolExecutor(THREADS_PER_SERVER, "claims-ballot")
-        self._free = threading.BoundedSemaphore(LONGEST_LINE)
+        self._waiting = 0
+        self._lock = threading.Lock()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits for this server."""
+        return self._waiting == 0
 
     def put(self, question: Callable[[S], object], replies: SimpleQueue[Any]) -> None:
         """Queue a question; its answer, or the error, will be put into ``replies``."""
-        if self._free.acquire(blocking=False):
+        with self._lock:
+            if full := self._waiting >= LONGEST_LINE:
+                replies.put(RedisUnavailableError("a Redis server does not answer"))
+            else:
+                self._waiting += 1
+        if not full:
             self._threads.submit(self._answer, question, replies)
-        else:
-            replies.put(RedisUnavailableError("a Redis server does not answer"))
 
     def _answer(self, question: Callable[[S], object], replies: SimpleQueue[Any]) -> None:
         try:
-            replies.put(question(self._server))
+            answer = question(self._server)
         except BaseException as error:
-            replies.put(error)
-        finally:
-            self._free.release()
+            answer = error
+        with self._lock:
+            self._waiting -= 1
+        replies.put(answer)

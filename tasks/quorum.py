@@ -147,6 +147,10 @@ class QuorumClaims:
         )
         return any(answers)
 
+    def idle(self) -> bool:
+        """Whether every server has answered; an answer given by a majority may still be on its way to the rest."""
+        return self._ballot.idle()
+
     def _decide(
         self, question: Callable[[RedisClaims], A], side: Callable[[A], Hashable], patience_seconds: float
     ) -> list[A]:
