@@ -30,7 +30,7 @@ from consumers.database import (
     upgrade,
 )
 from consumers.dead_letters import Filter, State
-from consumers.drain import Drain, DrainOptions
+from consumers.drain import Drain, DrainFailedError, DrainOptions
 from consumers.failure_notes import FailureNotes
 from consumers.occurrences import Occurrences
 from consumers.settings import Settings, read_settings
@@ -38,6 +38,8 @@ from consumers.wire import connected
 
 EXIT_REFUSED = 1
 """What was asked for could not be done, or not for all of it."""
+EXIT_SOFTWARE = 70
+"""EX_SOFTWARE: an error of ours; a restart may help."""
 EXIT_CONFIGURATION = 78
 """EX_CONFIG: a restart cannot help."""
 EXIT_UNAVAILABLE = 75
@@ -50,6 +52,8 @@ def _exit_code(error: DeadLetterOfficeError) -> int:
             return EXIT_CONFIGURATION
         case BrokerUnavailableError() | DatabaseUnavailableError():
             return EXIT_UNAVAILABLE
+        case DrainFailedError():
+            return EXIT_SOFTWARE
         case _:
             return EXIT_REFUSED
 
@@ -83,7 +87,7 @@ def main() -> None:
       dead-letters show 17
       dead-letters replay 17 18 --reason "provider is back"
 
-    Exit codes: 0 done, 1 refused, 2 wrong usage, 75 a server is away, 78 wrong configuration.
+    Exit codes: 0 done, 1 refused, 2 wrong usage, 70 an error of ours, 75 a server is away, 78 wrong configuration.
     """
 
 

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 import structlog
 from pika.adapters.select_connection import IOLoop
 
+from broker_topology.errors import DeadLetterOfficeError
 from broker_topology.message import MAX_DECODED_BYTES
 from broker_topology.topology import Topology
 from consumers.failure_notes import FailureNotes
@@ -44,6 +45,10 @@ class DrainOptions:
     """How long the batch in hand may take to finish after a stop was asked for."""
 
 
+class DrainFailedError(DeadLetterOfficeError):
+    """The drain failed by an error of its own; what it had not stored is still in the queue."""
+
+
 def utc_now() -> datetime:
     """Aware UTC, from the system's clock."""
     return datetime.now(UTC)
@@ -65,7 +70,7 @@ class Drain:
     ) -> None:
         self._parameters = connection_parameters(amqp_url, name="dead-letters drain")
         self._options = options or DrainOptions()
-        self._clock, self._announce = clock, announce
+        self._clock, self._announce, self._notes = clock, announce, notes
         self._loop = IOLoop()
         self._connection: RawConnection | None = None
         self._backoff = Backoff()
@@ -81,16 +86,26 @@ class Drain:
             committed=self._committed,
             unavailable=self._database_away,
             idle=lambda: None,
+            ended=lambda: self._loop.add_callback_threadsafe(self._writer_ended),
         )
         self._intakes = [
             Intake(queue, self, unroutable=queue in topology.unroutable_queues) for queue in topology.drained_queues
         ]
 
     def run(self) -> None:
-        """Drain until stopped."""
+        """Drain until stopped. Raises DrainFailedError."""
         self._writer.start()
         self._loop.add_callback(self._connect)
-        self._loop.start()
+        try:
+            self._loop.start()
+        finally:
+            self._writer.give_up()
+            self._inbox.close()
+            self._writer.join(self._options.stop_seconds)
+            self._notes.close()
+            self._loop.close()
+        if self._writer.failed:
+            raise DrainFailedError
 
     def stop(self) -> None:
         """Finish the batch in hand and end. Safe from a signal handler and from other threads."""
@@ -152,12 +167,13 @@ class Drain:
         log.info("drain.stopping")
         self._inbox.close()
         self._loop.call_later(self._options.stop_seconds, self._give_up)
-        self._poll_writer()
+        if not self._writer.is_alive():
+            self._writer_ended()
 
-    def _poll_writer(self) -> None:
-        if self._writer.is_alive():
-            self._loop.call_later(0.05, self._poll_writer)
-        elif self._connection is not None and self._connection.is_open:
+    def _writer_ended(self) -> None:
+        """Everything in hand is stored, or never will be by this process."""
+        self._stopping = True
+        if self._connection is not None and self._connection.is_open:
             # What was prefetched but not stored goes back to the queue.
             self._connection.close()
         else:

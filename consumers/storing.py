@@ -142,7 +142,7 @@ def _without_redelivered(connection: sa.Connection, arrivals: Sequence[Arrival],
         .where(c.content_hash.in_(hashes), c.stored_at > now - _REDELIVERY_WINDOW)
         .group_by(c.content_hash)
     )
-    stored: dict[str | None, int] = dict(rows.tuples().all())
+    stored: dict[str | None, int] = {content: number for content, number in rows}  # noqa: C416, dict(rows) takes a result for a mapping
     return [a for a in arrivals if not a.copy or a.copy > stored.get(a.letter.content_hash, 0)]
 
 
@@ -215,7 +215,7 @@ def _insert_sqlite(connection: sa.Connection, rows: Sequence[Row]) -> dict[str, 
         [tuple(_sqlite_time(value) if isinstance(value, datetime) else value for value in row) for row in rows],
     )
     found = connection.execute(sa.select(dead_letters.c.identity, dead_letters.c.id).where(dead_letters.c.id > last))
-    return dict(found.tuples().all())
+    return {identity: letter_id for identity, letter_id in found}  # noqa: C416, as above
 
 
 def _sqlite_time(value: datetime) -> str:

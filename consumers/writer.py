@@ -114,11 +114,15 @@ class Writer(threading.Thread):
         committed: Callable[[list[Receipt], Stored, float], None],
         unavailable: Callable[[str], None],
         idle: Callable[[], None],
+        ended: Callable[[], None],
         idle_seconds: float = 5.0,
     ) -> None:
         super().__init__(name="writer", daemon=True)
         self._inbox, self._engine, self._notes, self._clock = inbox, engine, notes, clock
-        self._committed, self._unavailable, self._idle = committed, unavailable, idle
+        self._committed, self._unavailable = committed, unavailable
+        self._idle, self._ended = idle, ended
+        self.failed = False
+        """Whether it ended by an error of ours."""
         self._idle_seconds = idle_seconds
         self._giving_up = threading.Event()
 
@@ -127,7 +131,16 @@ class Writer(threading.Thread):
         self._giving_up.set()
 
     def run(self) -> None:
-        """Store batch after batch."""
+        """Store batch after batch. An error of ours ends it, and is told: unacknowledged letters stay."""
+        try:
+            self._store_batches()
+        except Exception:
+            log.exception("writer.failed")
+            self.failed = True
+        finally:
+            self._ended()
+
+    def _store_batches(self) -> None:
         while (batch := self._inbox.take(idle_seconds=self._idle_seconds)) is not None:
             if not batch:
                 self._idle()

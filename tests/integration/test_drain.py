@@ -1,0 +1,115 @@
+"""The drain on a real broker and a real database."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime, timedelta
+
+import redis
+import sqlalchemy as sa
+
+from broker_topology.notes import FailureNote, failure_note_key
+from consumers.raw_properties import raw_headers
+from sandbox.processes import eventually
+from tests.conftest import VirtualHost
+from tests.integration.mailroom import (
+    DEAD_LETTER_QUEUE,
+    UNROUTABLE_QUEUE,
+    WORK_QUEUE,
+    depth,
+    draining,
+    let_die,
+    publish,
+    raw_properties,
+    stored_rows,
+    take,
+    task_headers,
+)
+
+BODY = json.dumps([[17, 100], {"currency": "EUR"}, {"chain": None}]).encode()
+
+
+def test_a_rejected_task_becomes_a_row_with_its_failure(
+    deployed: VirtualHost, redis_url: str, engine: sa.Engine
+) -> None:
+    """Name, arguments, retries, error, queue and time of death stand in the row (D1, D3)."""
+    note = FailureNote(
+        reason="failed",
+        error_type="builtins.ValueError",
+        error_message="no such customer\0 \ud800",
+        traceback="Traceback ...",
+        failed_at=datetime.now(UTC),
+        retries=2,
+        hostname="w1",
+        pid=7,
+    )
+    with redis.Redis.from_url(redis_url) as client:
+        client.set(failure_note_key("t-1", 2), note.to_json())
+    publish(
+        deployed.url,
+        [(raw_properties(task_headers(task_id="t-1", retries=2)), BODY)],
+        exchange="work",
+        routing_key=WORK_QUEUE,
+    )
+    let_die(deployed.url, 1)
+    with draining(deployed.url, engine, redis_url=redis_url):
+        (row,) = stored_rows(engine, 1)
+        eventually(lambda: depth(deployed.url, DEAD_LETTER_QUEUE) == 0)
+    assert {key: row[key] for key in ("task_name", "task_id", "retries", "queue", "reason", "state")} == {
+        "task_name": "payments.charge_customer",
+        "task_id": "t-1",
+        "retries": 2,
+        "queue": WORK_QUEUE,
+        "reason": "rejected",
+        "state": "open",
+    }
+    assert (row["args"], row["kwargs"]) == ("[17, 100]", '{"currency": "EUR"}')
+    assert (row["error_type"], row["error_message"]) == ("builtins.ValueError", "no such customer\\x00 \\ud800")
+    assert (row["hostname"], row["pid"], row["traceback"]) == ("w1", 7, "Traceback ...")
+    assert (row["exchange"], row["routing_key"]) == ("work", WORK_QUEUE)
+    assert bytes(row["body"]) == BODY
+    assert abs(row["died_at"] - datetime.now(UTC)) < timedelta(seconds=60)
+    assert take(deployed.url, DEAD_LETTER_QUEUE) == []
+
+
+def test_an_unroutable_message_is_stored_as_such(deployed: VirtualHost, engine: sa.Engine) -> None:
+    """What no binding wanted keeps its exchange and routing key (D2)."""
+    publish(deployed.url, [(raw_properties(task_headers()), BODY)], exchange="work", routing_key="nowhere")
+    with draining(deployed.url, engine):
+        (row,) = stored_rows(engine, 1)
+    assert (row["reason"], row["exchange"], row["routing_key"]) == ("unroutable", "work", "nowhere")
+    assert depth(deployed.url, UNROUTABLE_QUEUE) == 0
+
+
+def test_a_letter_on_a_quiet_queue_is_stored_at_once(deployed: VirtualHost, engine: sa.Engine) -> None:
+    """From the confirm to the row it takes less than 200 ms, the median of five (D1)."""
+    took = []
+    with draining(deployed.url, engine):
+        publish(deployed.url, [(raw_properties(task_headers()), BODY)])
+        stored_rows(engine, 1)
+        for number in range(2, 7):
+            publish(deployed.url, [(raw_properties(task_headers()), BODY)])
+            published = time.monotonic()
+            eventually(lambda count=number: len(stored_rows(engine, count)) == count, every=0.01)  # type: ignore[misc]
+            took.append(time.monotonic() - published)
+    assert sorted(took)[2] < 0.2
+
+
+def test_a_redelivered_letter_is_stored_once(deployed: VirtualHost, engine: sa.Engine) -> None:
+    """The same death delivered again after a kill is recognised, with an id and without (D1)."""
+    entries = task_headers(task_id="t-1")
+    messages = [(raw_properties(entries), BODY), (raw_properties(None), b"no id"), (raw_properties(None), b"no id")]
+    publish(deployed.url, messages, exchange="work", routing_key=WORK_QUEUE)
+    let_die(deployed.url, 3)
+    eventually(lambda: depth(deployed.url, DEAD_LETTER_QUEUE) == 3)
+    keys = [raw_headers(raw)[0] for raw, _, _ in take(deployed.url, DEAD_LETTER_QUEUE, ack=False)]
+    assert len(keys) == 3
+    with draining(deployed.url, engine):
+        first = stored_rows(engine, 3)
+    # The drain acknowledged; a broker that lost the acks would deliver the very same bytes again.
+    again = [(bytes(row["properties"]), bytes(row["body"])) for row in first if row["task_id"]]
+    publish(deployed.url, again)
+    with draining(deployed.url, engine):
+        eventually(lambda: depth(deployed.url, DEAD_LETTER_QUEUE) == 0)
+    assert len(stored_rows(engine, 3)) == 3
