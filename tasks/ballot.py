@@ -36,8 +36,8 @@ class Ballot(Generic[S]):
         self._lock = threading.Lock()
         self._lines: list[Line[S]] = []
 
-    def ask(self, question: Callable[[S], A], side: Callable[[A], Hashable]) -> list[A] | None:
-        """The answers, as soon as a majority is on one side; None where there is none."""
+    def ask(self, question: Callable[[S], A], side: Callable[[A], Hashable]) -> tuple[list[A], bool]:
+        """The answers, and whether they decide: a majority is on one side, or nobody is left to ask."""
         replies: SimpleQueue[Any] = SimpleQueue()
         for line in self._standing_lines():
             line.put(question, replies)
@@ -53,8 +53,8 @@ class Ballot(Generic[S]):
                     answers.append(answer)
                     votes[side(answer)] += 1
                     if votes[side(answer)] >= self._majority:
-                        return answers
-        return None
+                        return answers, True
+        return answers, len(answers) == len(self._servers)
 
     def tell(self, message: Callable[[S], object]) -> None:
         """Say something to every server without waiting for it."""

@@ -74,8 +74,9 @@ class QuorumClaims:
                     permitted_attempt=permitted_attempt,
                     patience_seconds=0,
                 ),
-                lambda answer: isinstance(answer, Acquired),
+                _side,
                 patience_seconds,
+                undecided=True,
             )
             acquired, done = _of(Acquired, answers), _of(Done, answers)
             if len(acquired) >= self._majority and not done:
@@ -90,7 +91,7 @@ class QuorumClaims:
             self._withdraw(execution)
         if done:
             standing = _commonest(done)
-            if len(done) < len(answers):
+            if len(done) < len(self.stores):
                 self._spread(execution, standing)
             return standing
         return _refusal(answers)
@@ -152,15 +153,28 @@ class QuorumClaims:
         return self._ballot.idle()
 
     def _decide(
-        self, question: Callable[[RedisClaims], A], side: Callable[[A], Hashable], patience_seconds: float
+        self,
+        question: Callable[[RedisClaims], A],
+        side: Callable[[A], Hashable],
+        patience_seconds: float,
+        *,
+        undecided: bool = False,
     ) -> list[A]:
-        """Ask until a majority is on one side; every call gives the same answer when it is repeated."""
+        """Ask until the answers decide; every call gives the same answer when it is repeated.
+
+        ``undecided``: answers of a majority that do not agree are an answer too, once patience is over.
+        """
         give_up_at = time.monotonic() + patience_seconds
-        while (answers := self._ballot.ask(question, side)) is None:
+        while True:
+            answers, decided = self._ballot.ask(question, side)
+            if decided:
+                return answers
             if time.monotonic() + PAUSE_SECONDS >= give_up_at:
-                raise RedisUnavailableError(f"fewer than {self._majority} of {len(self.stores)} Redis servers agree")
+                break
             time.sleep(PAUSE_SECONDS)
-        return answers
+        if undecided and len(answers) >= self._majority:
+            return answers
+        raise RedisUnavailableError(f"fewer than {self._majority} of {len(self.stores)} Redis servers agree")
 
     def _withdraw(self, execution: Execution) -> None:
         """Undo a begin that found no majority; a server that misses it waits for the lease."""
@@ -169,6 +183,16 @@ class QuorumClaims:
     def _spread(self, execution: Execution, done: Done) -> None:
         """Tell a result to the servers that missed it, before those that know it are lost too."""
         self._ballot.tell(lambda store: store.complete(execution, done.result_json, patience_seconds=0))
+
+
+def _side(answer: Began) -> Hashable:
+    match answer:
+        case Acquired():
+            return "acquired"
+        case Done(result_json=result_json):
+            return ("done", result_json)
+        case _:
+            return "refused"
 
 
 def _of(kind: type[A], answers: Sequence[object]) -> list[A]:
@@ -182,7 +206,7 @@ def _merged(acquired: Sequence[Acquired]) -> Acquired:
 
 
 def _commonest(answers: Sequence[A]) -> A:
-    """What most servers say: an execution that finished late may have reached a minority."""
+    """What most servers say: an execution that finished late may have reached a minority of them."""
     return max(answers, key=answers.count)
 
 
