@@ -145,8 +145,8 @@ def test_an_exception_whose_attributes_raise_is_judged() -> None:
 
 def test_an_error_that_is_its_own_cause_is_judged() -> None:
     """A circle of causes ends (R1)."""
-    error = sqlalchemy.exc.StatementError("a", "b", None, orig=None)
-    error.orig = error
+    error, other = (sqlalchemy.exc.StatementError("a", "b", None, orig=None) for _ in range(2))
+    error.orig, other.orig = other, error
     error.__cause__ = error
     assert reference.judge(error, now=NOW) is None
 

@@ -109,6 +109,14 @@ def test_a_short_traceback_is_kept_whole() -> None:
     assert text.endswith("ValueError: invalid literal for int() with base 10: 'a'\n")
 
 
+def test_frames_of_libraries_go_before_ours() -> None:
+    """Where leaving libraries out is enough, none of our own frames is lost (D1)."""
+    text = short_traceback(_raised(lambda: _own_code(8)), max_length=9_000)
+    assert text.count("in _own_code\n") == 9
+    assert text.count("in _through_a_library\n") == 8
+    assert "frames left out)" in text
+
+
 @pytest.mark.parametrize("max_length", [3_500, 6_000, 9_000])
 def test_frames_of_our_own_code_survive_the_cut(max_length: int) -> None:
     """Long texts are cut, then libraries' frames go, and ours stay, the newest for certain (D1)."""
