@@ -191,7 +191,6 @@ _AWAY = (
     redis.exceptions.ConnectionError,  # wrong passwords and loading servers are kinds of it
     redis.exceptions.TimeoutError,
     redis.exceptions.ReadOnlyError,  # a failover made a replica of it
-    redis.exceptions.OutOfMemoryError,
     redis.exceptions.ClusterDownError,
     redis.exceptions.RedisClusterException,
     redis.exceptions.TryAgainError,
@@ -209,7 +208,7 @@ def _patiently(call: Callable[[], Any], patience_seconds: float) -> Any:
             if time.monotonic() + pause >= give_up_at:
                 raise RedisUnavailableError(f"Redis is away: {error}") from error
         except redis.exceptions.ResponseError as error:
-            # MISCONF, NOPERM, a full disk, scripts switched off: Redis is there and refuses.
+            # At its memory limit, MISCONF, NOPERM, scripts switched off: Redis is there and refuses.
             raise RedisUnavailableError(f"Redis refuses: {error}") from error
         time.sleep(pause)
         pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
