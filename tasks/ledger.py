@@ -78,21 +78,22 @@ def effect_once(transaction: Transaction, key: str, *, fence: int | None = None)
 
     Raises StaleFenceError where the row was written under a newer claim than ``fence``: this run is stale.
     """
+    if isinstance(transaction, scoped_session):
+        transaction = transaction()
     _refuse_autocommit(transaction)
     if transaction.execute(_insert(transaction, key, fence)).first() is None:
         yield _recorded(transaction, key, fence)
         return
     effect = Effect(key, done=False)
-    savepoint = transaction.begin_nested()
+    root = transaction.get_transaction()
     try:
-        yield effect
-        if effect.result is not None:
-            transaction.execute(_of(sa.update(effects), key).values(result=_json(effect)))
-        savepoint.commit()
+        with transaction.begin_nested():
+            yield effect
+            if effect.result is not None:
+                transaction.execute(_of(sa.update(effects), key).values(result=_json(effect)))
     except BaseException:
-        if savepoint.is_active:
-            savepoint.rollback()
-        transaction.execute(_of(sa.delete(effects), key))
+        if root is not None and root.is_active and transaction.get_transaction() is root:
+            transaction.execute(_of(sa.delete(effects), key))
         raise
 
 
@@ -108,7 +109,7 @@ def violates(error: IntegrityError, constraint: sa.UniqueConstraint) -> bool:
     return str(error.orig) == f"UNIQUE constraint failed: {columns}"  # SQLite names the columns
 
 
-def _insert(transaction: Transaction, key: str, fence: int | None) -> Any:
+def _insert(transaction: Session | sa.Connection, key: str, fence: int | None) -> Any:
     """An insert that yields to this key's row alone, and fails where the constraint is missing."""
     values = {"effect_key": key, "fence": fence, "result": "null", "recorded_at": datetime.now(UTC)}
     match _connection(transaction).dialect.name:
@@ -130,7 +131,7 @@ def _insert(transaction: Transaction, key: str, fence: int | None) -> Any:
             raise ConfigurationError(f"the ledger knows SQLite and PostgreSQL, not {other}")
 
 
-def _recorded(transaction: Transaction, key: str, fence: int | None) -> Effect:
+def _recorded(transaction: Session | sa.Connection, key: str, fence: int | None) -> Effect:
     stored_fence, result = transaction.execute(_of(sa.select(effects.c.fence, effects.c.result), key)).one()
     if fence is not None and stored_fence is not None and fence < stored_fence:
         raise StaleFenceError(f"effect {key!r} was written under fence {stored_fence}, newer than {fence}")
@@ -148,11 +149,11 @@ def _json(effect: Effect) -> str:
         raise ResultNotSerializableError(f"the result of effect {effect.key!r} is no JSON: {error}") from error
 
 
-def _connection(transaction: Transaction) -> sa.Connection:
+def _connection(transaction: Session | sa.Connection) -> sa.Connection:
     return transaction if isinstance(transaction, sa.Connection) else transaction.connection()
 
 
-def _refuse_autocommit(transaction: Transaction) -> None:
+def _refuse_autocommit(transaction: Session | sa.Connection) -> None:
     """In autocommit the effect's row would stand without the effect."""
     driver: Any = _connection(transaction).connection.dbapi_connection
     autocommit = getattr(driver, "autocommit", False) is True  # psycopg, and sqlite3 from 3.12 on
