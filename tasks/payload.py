@@ -33,9 +33,10 @@ def fingerprint(
     named = dict(zip(parameters, args, strict=False))
     rest = list(args[len(named) :])
     call = {name: value for name, value in {**named, **kwargs}.items() if name not in ignore}
-    canonical = json.dumps(
-        [_canonical(rest), _canonical(call)], sort_keys=True, separators=(",", ":"), ensure_ascii=True
-    )
+    try:
+        canonical = json.dumps([_canonical(rest), _canonical(call)], sort_keys=True, separators=(",", ":"))
+    except RecursionError as error:
+        raise PayloadNotSerializableError("an argument is nested too deeply to be compared") from error
     return hashlib.sha256(canonical.encode()).hexdigest()[:FINGERPRINT_LENGTH]
 
 

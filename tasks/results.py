@@ -53,7 +53,7 @@ def _listed(value: Any) -> Any:
             return value
 
 
-_PLAIN = (str, int, float, bool, type(None), list, tuple, dict, object)
+_PLAIN = (str, int, float, bool, type(None), list, tuple, dict, object, Any, None)
 
 
 def result_problem(annotation: Any) -> str | None:
@@ -61,17 +61,16 @@ def result_problem(annotation: Any) -> str | None:
 
     ``annotation`` is the resolved return annotation of a task: a type, a union, a generic of plain ones.
     """
-    origin = typing.get_origin(annotation)
-    if origin in (typing.Union, types.UnionType, list, tuple):
-        problems = (result_problem(part) for part in typing.get_args(annotation) if part is not Ellipsis)
+    kind = typing.get_origin(annotation) or annotation
+    parts = typing.get_args(annotation)
+    if kind in _CONTAINERS:
+        if kind is dict and parts and parts[0] not in (str, Any):
+            return f"JSON turns dict keys of type {getattr(parts[0], '__name__', parts[0])} into strings"
+        problems = (result_problem(part) for part in parts if part is not Ellipsis)
         return next((problem for problem in problems if problem), None)
-    if origin is dict:
-        key, value = typing.get_args(annotation)
-        if key not in (str, Any):
-            return f"JSON turns dict keys of type {getattr(key, '__name__', key)} into strings"
-        return result_problem(value)
-    if isinstance(annotation, type) and origin is None and annotation not in _PLAIN:
-        if typing.is_typeddict(annotation):
-            return None
-        return f"JSON cannot hold a {annotation.__qualname__}"
+    if isinstance(kind, type) and kind not in _PLAIN and not typing.is_typeddict(kind):
+        return f"JSON cannot hold a {kind.__qualname__}"
     return None
+
+
+_CONTAINERS = (typing.Union, types.UnionType, list, tuple, dict)
