@@ -36,9 +36,9 @@ LAST_BACKOFF_SECONDS = 15.0
 class DrainOptions:
     """How the drain goes about it."""
 
-    prefetch: int = 2000
+    prefetch: int = 6000
     """Letters in hand at most, for each queue."""
-    max_batch_rows: int = 2000
+    max_batch_rows: int = 1500
     max_batch_bytes: int = 16 * 1024 * 1024
     max_decoded_bytes: int = MAX_DECODED_BYTES
     stop_seconds: float = 20.0
@@ -232,6 +232,7 @@ class Intake:
     def closed(self) -> None:
         """Forget the channel: whatever was unacknowledged on it comes again."""
         if self._channel is not None:
+            self._channel.connection.stop_delivering(self._channel.channel_number)
             self._drain.forget(self._channel)
         self._channel = None
         self._held = set()
@@ -257,25 +258,32 @@ class Intake:
         channel.basic_qos(prefetch_count=self._drain.prefetch, callback=lambda _frame: self._consume(channel))
 
     def _consume(self, channel: Any) -> None:
-        def on_message(channel: Any, method: Any, properties: Any, body: bytes) -> None:
-            delivery = Delivery(
-                drained_queue=self.queue,
-                exchange=_text(method.exchange),
-                routing_key=_text(method.routing_key),
-                redelivered=method.redelivered,
-                properties=properties.raw,
-                body=body,
-            )
-            if channel is self._channel:
-                self._drain.received(
-                    channel,
-                    method.delivery_tag,
-                    delivery,
-                    unroutable=self._unroutable,
-                    copies=self._copies,
-                )
+        channel.connection.deliver(channel.channel_number, self)
+        # Deliveries go past pika's channel, straight to received().
+        channel.basic_consume(self.queue, lambda *_: None)
 
-        channel.basic_consume(self.queue, on_message)
+    def announced(self, body_bytes: int) -> None:
+        """A body of that size is on its way."""
+
+    def received(
+        self,
+        delivery_tag: int,
+        redelivered: bool,
+        exchange: bytes,
+        routing_key: bytes,
+        properties: bytes,
+        body: bytes,
+    ) -> None:
+        """A message has arrived whole."""
+        delivery = Delivery(
+            drained_queue=self.queue,
+            exchange=_text(exchange),
+            routing_key=_text(routing_key),
+            redelivered=redelivered,
+            properties=properties,
+            body=body,
+        )
+        self._drain.received(self._channel, delivery_tag, delivery, unroutable=self._unroutable, copies=self._copies)
 
     def _cancelled(self, _frame: Any) -> None:
         log.warning("queue.cancelled", queue=self.queue, problem="the broker ended the consumer")
@@ -324,5 +332,5 @@ class Backoff:
         self._seconds = FIRST_BACKOFF_SECONDS
 
 
-def _text(value: str | bytes) -> str:
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "backslashreplace")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import hashlib
 import json
 import re
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -21,7 +22,7 @@ from broker_topology.message import (
     read_task_message,
 )
 from broker_topology.notes import cut
-from consumers.raw_properties import MalformedPropertiesError, Properties, read_properties, without_headers
+from consumers.raw_properties import MalformedPropertiesError, Outline, read_value
 
 MAX_NAME_LENGTH = 255
 """Characters kept of names and ids in columns that are searched; the original bytes keep all of them."""
@@ -29,11 +30,12 @@ MAX_NAME_LENGTH = 255
 UNROUTABLE = "unroutable"
 UNKNOWN = "unknown"
 
-_READ_HEADERS = frozenset(
-    {"task", "id", "retries", "compression", "x-death", IDEMPOTENCY_KEY_HEADER, REPLAY_ID_HEADER}
-)
+_READ_HEADERS = [
+    (name, name.encode())
+    for name in ("task", "id", "retries", "compression", IDEMPOTENCY_KEY_HEADER, REPLAY_ID_HEADER)
+]
 # Both change when the broker delivers the same message again.
-_DELIVERY_COUNTS = frozenset({b"x-delivery-count", b"x-acquired-count"})
+_DELIVERY_COUNTS = (b"x-delivery-count", b"x-acquired-count")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,12 +87,12 @@ def read_letter(
     delivery: Delivery, *, now: datetime, unroutable: bool, max_body_bytes: int = MAX_DECODED_BYTES
 ) -> Letter:
     """Read one delivery; ``unroutable`` says that it came from a queue that keeps what no binding wanted."""
-    properties = read_properties(delivery.properties, only_headers=_READ_HEADERS)
-    message = _message(properties, delivery.body, max_body_bytes)
-    death = _death(properties)
+    header = _read_header(delivery.properties)
+    message = _message(header, delivery.body, max_body_bytes)
+    death = header.death
     args, kwargs, problem = _arguments(message)
-    content = content_hash(delivery)
-    known = bool(message.task_id or properties.message_id)
+    content = _digest(delivery, header)
+    known = bool(message.task_id or header.message_id)
     return Letter(
         identity=content if known else uuid.uuid4().hex,
         content_hash=None if known else content,
@@ -101,7 +103,7 @@ def read_letter(
         task_id=_name(message.task_id),
         args=args,
         kwargs=kwargs,
-        decode_problem=storable(properties.problem or problem),
+        decode_problem=storable(header.problem or problem),
         retries=int(message.retries),
         idempotency_key=_name(message.idempotency_key, 512),
         replay_key=_name(message.replay_id),
@@ -115,15 +117,53 @@ def read_letter(
     )
 
 
-def content_hash(delivery: Delivery) -> str:
-    """A digest of everything that the broker does not change when it delivers the same message again."""
-    properties = delivery.properties
-    if b"x-delivery-count" in properties or b"x-acquired-count" in properties:
-        with contextlib.suppress(MalformedPropertiesError):
-            properties = without_headers(properties, _DELIVERY_COUNTS)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Header:
+    """What is read of a content header."""
+
+    headers: dict[str, Any]
+    content_type: str | None = None
+    content_encoding: str | None = None
+    message_id: str | None = None
+    death: Death | None = None
+    stable_parts: Sequence[bytes] = ()
+    """Its bytes, less what the broker changes when it delivers the same message again."""
+    problem: str | None = None
+
+
+def _read_header(raw: bytes) -> _Header:
+    try:
+        outline = Outline(raw)
+        return _Header(
+            headers=outline.headers(_READ_HEADERS),
+            content_type=outline.text("content_type"),
+            content_encoding=outline.text("content_encoding"),
+            message_id=outline.text("message_id"),
+            death=_death(outline.first_of(b"x-death")),
+            stable_parts=outline.parts_without(_DELIVERY_COUNTS),
+        )
+    except MalformedPropertiesError as error:
+        return _Header(headers={}, stable_parts=[raw], problem=str(error))
+
+
+@functools.lru_cache(maxsize=256)
+def _death(raw: bytes | None) -> Death | None:
+    """The newest death. In a storm thousands of letters share one, to the byte."""
+    if raw is None:
+        return None
+    try:
+        return newest_death({"x-death": [read_value(raw)]})
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def _digest(delivery: Delivery, header: _Header) -> str:
+    """Equal for two deliveries of one message: everything that the broker does not change between them."""
     digest = hashlib.blake2b(delivery.drained_queue.encode("utf-8", "backslashreplace"), digest_size=16)
-    digest.update(b"\0%d\0" % len(properties))
-    digest.update(properties)
+    digest.update(b"\0")
+    for part in header.stable_parts:
+        digest.update(part)
+    digest.update(b"\0")
     digest.update(delivery.body)
     return digest.hexdigest()
 
@@ -144,9 +184,11 @@ def storable(text: str | None) -> str | None:
 def json_text(value: Any) -> str:
     """JSON that every database and every JSON reader takes: NaN and infinities become strings."""
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text = _JSON.encode(value) if value else _EMPTY.get(repr(value)) or _JSON.encode(value)
     except ValueError:
-        text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)
+        text = _JSON.encode(_finite(value))
+    if text.isascii():
+        return text
     try:
         text.encode()
     except UnicodeEncodeError:  # a lone surrogate
@@ -154,6 +196,8 @@ def json_text(value: Any) -> str:
     return text
 
 
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+_EMPTY = {"{}": "{}", "[]": "[]", "None": "null"}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -169,24 +213,17 @@ def _finite(value: Any) -> Any:
             return value
 
 
-def _message(properties: Properties, body: bytes, max_body_bytes: int) -> TaskMessage:
+def _message(header: _Header, body: bytes, max_body_bytes: int) -> TaskMessage:
     try:
         return read_task_message(
-            properties.headers,
+            header.headers,
             body,
-            content_type=properties.content_type,
-            content_encoding=properties.content_encoding,
+            content_type=header.content_type,
+            content_encoding=header.content_encoding,
             max_body_bytes=max_body_bytes,
         )
     except Exception as error:  # hostile input becomes a row whatever it does
         return TaskMessage(problem=f"the message cannot be read: {type(error).__name__}")
-
-
-def _death(properties: Properties) -> Death | None:
-    try:
-        return newest_death(properties.headers)
-    except (ValueError, TypeError, OverflowError):
-        return None
 
 
 def _arguments(message: TaskMessage) -> tuple[str | None, str | None, str | None]:

@@ -21,7 +21,7 @@ class Settings(BaseSettings):
     database_url: str = Field(default="sqlite:///dead-letters.db", description="Where letters are stored")
     redis_url: str | None = Field(default=None, description="Where workers leave their notes; optional")
     topology_file: Path = Field(default=Path("definitions.json"), description="The definitions of the topology")
-    drain_prefetch: int = Field(default=2000, ge=1, le=65535, description="Letters in hand at most, each queue")
+    drain_prefetch: int = Field(default=6000, ge=1, le=65535, description="Letters in hand at most, each queue")
     drain_stop_seconds: float = Field(default=20.0, gt=0, description="Time to finish the batch in hand")
     log_format: str = Field(default="auto", pattern="^(auto|json|text)$", description="auto, json or text")
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$", description="Least severe level")

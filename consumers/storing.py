@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -208,16 +209,33 @@ def _short(text: object) -> str | None:
 def _insert_sqlite(connection: sa.Connection, rows: Sequence[Row]) -> dict[str, int]:
     """Insert what is new; returns identity to id of that."""
     last = connection.execute(sa.select(sa.func.max(dead_letters.c.id))).scalar() or 0
-    marks = ", ".join("?" * len(_COLUMNS))
-    connection.exec_driver_sql(
-        f"INSERT INTO dead_letters ({', '.join(_COLUMNS)}) VALUES ({marks}) "  # noqa: S608, our own names
-        "ON CONFLICT (identity) DO NOTHING",
-        [tuple(_sqlite_time(value) if isinstance(value, datetime) else value for value in row) for row in rows],
-    )
-    found = connection.execute(sa.select(dead_letters.c.identity, dead_letters.c.id).where(dead_letters.c.id > last))
-    return {identity: letter_id for identity, letter_id in found}  # noqa: C416, as above
+    start = 0
+    while start < len(rows):
+        # Each step of a statement gives up the interpreter's lock, and waits to have it back: few, large ones.
+        size = next(size for size in _SQLITE_CHUNKS if size <= len(rows) - start)
+        values: list[Any] = []
+        for row in rows[start : start + size]:
+            at = len(values)
+            values += row
+            for number in _TIMES:
+                values[at + number] = _sqlite_time(values[at + number])
+        connection.exec_driver_sql(_SQLITE_INSERTS[size], tuple(values))
+        start += size
+    driver: Any = connection.connection.driver_connection
+    return dict(driver.execute("SELECT identity, id FROM dead_letters WHERE id > ?", (last,)).fetchall())
 
 
+_SQLITE_CHUNKS = (900, 256, 64, 8, 1)
+_ONE_ROW = f"({', '.join('?' * len(_COLUMNS))})"
+_SQLITE_INSERTS = {
+    size: f"INSERT INTO dead_letters ({', '.join(_COLUMNS)}) VALUES {', '.join([_ONE_ROW] * size)} "  # noqa: S608
+    "ON CONFLICT (identity) DO NOTHING"
+    for size in _SQLITE_CHUNKS
+}
+_TIMES = [number for number, name in enumerate(_COLUMNS) if isinstance(dead_letters.c[name].type, UtcDateTime)]
+
+
+@functools.lru_cache(maxsize=64)
 def _sqlite_time(value: datetime) -> str:
     # As SQLAlchemy's DateTime writes it.
     return value.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
