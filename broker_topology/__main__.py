@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import click
 
+from broker_topology import telling
 from broker_topology.address import BrokerAddress
-from broker_topology.deploy import Deployed
+from broker_topology.definitions import read_definitions_text
 from broker_topology.deploy import deploy as deploy_topology
+from broker_topology.deploy import plan as plan_topology
 from broker_topology.errors import DeadLetterOfficeError
-from broker_topology.topology import read_topology
+from broker_topology.lint import Report, lint_text, rule_of
+from broker_topology.lint import lint as lint_definitions
+from broker_topology.management import ManagementApi, default_management_url
+from broker_topology.rules import RULES
+from broker_topology.sarif import to_sarif
+from broker_topology.snapshot import take_snapshot
+from broker_topology.topology import Topology, read_topology
+from broker_topology.versions import Version
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_URL = "amqp://guest:guest@localhost:5672/%2F"
 
 
 class _Failure(click.ClickException):
@@ -24,44 +37,136 @@ class _Failure(click.ClickException):
 class _Commands(click.Group):
     """A group whose commands end with one sentence where they fail."""
 
-    def invoke(self, context: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command. Our errors become its exit code 2."""
         try:
-            return super().invoke(context)
+            return super().invoke(ctx)
         except DeadLetterOfficeError as error:
             raise _Failure(str(error)) from error
+
+
+def broker_options(function: F) -> F:
+    """The options of every command that talks to a broker."""
+    options = (
+        click.option(
+            "--url",
+            envvar="AMQP_URL",
+            default=DEFAULT_URL,
+            metavar="URL",
+            help="The broker and virtual host; by default AMQP_URL, or the broker on this machine.",
+        ),
+        click.option(
+            "--management-url",
+            envvar="MANAGEMENT_URL",
+            metavar="URL",
+            help="The management API; by default port 15672 (15671 with TLS) beside the broker.",
+        ),
+        click.option("--ca-file", envvar="AMQP_CA_FILE", metavar="PEM", help="A private certificate authority."),
+        click.option("--vhost", metavar="NAME", help="Which virtual host of the file, where it has several."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+delays_option = click.option(
+    "--delayed-delivery/--no-delayed-delivery",
+    default=True,
+    help="Also declare Celery's delay queues, so that retries can wait before a worker has started.",
+)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="dead-letter-office")
 def main() -> None:
-    """Deploy and check the topology of a RabbitMQ broker from a definitions file."""
+    """Make, check, deploy and prove the topology of a RabbitMQ broker from a definitions file."""
+
+
+@main.command()
+@click.argument("file", type=click.Path(), required=False)
+@click.option(
+    "--live", is_flag=True, help="Lint the broker's state; with FILE, lint FILE knowing the broker's depths."
+)
+@click.option("--target", metavar="VERSION", help="The RabbitMQ version that FILE must hold on, such as 3.10.")
+@click.option("--explain", metavar="RULE", help="Explain a rule, or 'all' of them; 'table' is Markdown.")
+@broker_options
+@json_option
+@click.option("--sarif", "as_sarif", is_flag=True, help="Print SARIF, for code hosts.")
+@click.pass_context
+def lint(
+    context: click.Context,
+    file: str | None,
+    live: bool,
+    target: str | None,
+    explain: str | None,
+    url: str,
+    management_url: str | None,
+    ca_file: str | None,
+    vhost: str | None,
+    as_json: bool,
+    as_sarif: bool,
+) -> None:
+    """Say what is dangerous in FILE, or on a broker.
+
+    FILE must hold on every version from 3.10 to 4.3, unless it is an export of one version or --target names
+    one. A rule is switched off in FILE, with a reason: see docs/reference/lint-rules.md.
+
+    \b
+    Examples:
+      broker-topology lint definitions.json
+      broker-topology lint definitions.json --target 4.0 --sarif > lint.sarif
+      broker-topology lint --live --url amqp://rabbit/shop
+      broker-topology lint --explain dlq-drops-returned
+
+    \b
+    Exit codes:
+      0  no finding of severity error
+      1  at least one
+      2  it could not be done
+    """
+    if explain == "table":
+        click.echo(telling.rules_table(), nl=False)
+        return
+    if explain is not None:
+        rules = RULES if explain == "all" else (rule_of(explain),)
+        for rule in rules:
+            _print(telling.rule_lines(rule))
+        return
+    version = Version.parse(target) if target else None
+    if live:
+        report = _lint_live(file, BrokerAddress.parse(url, ca_file=ca_file), management_url, vhost, version)
+    elif file is not None:
+        report = lint_text(read_definitions_text(file), name=file, target=version)
+    else:
+        raise click.UsageError("name a FILE, or --live, or --explain RULE")
+    if as_json or as_sarif:
+        _print_json(to_sarif(report) if as_sarif else telling.lint_json(report))
+    else:
+        _print(telling.lint_lines(report))
+    context.exit(1 if report.failed else 0)
+
+
+def _lint_live(
+    file: str | None, address: BrokerAddress, management_url: str | None, vhost: str | None, target: Version | None
+) -> Report:
+    with ManagementApi(management_url or default_management_url(address), address) as management:
+        snapshot = take_snapshot(management, address.vhost)
+    version = target or snapshot.version
+    if file is None:
+        live = {address.vhost: snapshot.live}
+        return lint_definitions(snapshot.definitions, name=str(address), target=version, live=live)
+    own = read_topology(file, vhost=vhost or address.vhost).vhost
+    return lint_text(read_definitions_text(file), name=file, target=version, live={own: snapshot.live})
 
 
 @main.command()
 @click.argument("file", type=click.Path())
-@click.option(
-    "--url",
-    envvar="AMQP_URL",
-    default="amqp://guest:guest@localhost:5672/%2F",
-    metavar="URL",
-    help="The broker and virtual host to deploy to; by default AMQP_URL, or the broker on this machine.",
-)
-@click.option(
-    "--management-url",
-    envvar="MANAGEMENT_URL",
-    metavar="URL",
-    help="The management API, for policies; by default port 15672 (15671 with TLS) beside the broker.",
-)
-@click.option("--ca-file", envvar="AMQP_CA_FILE", metavar="PEM", help="A private certificate authority.")
-@click.option("--vhost", metavar="NAME", help="Which virtual host of the file, where it has several.")
-@click.option(
-    "--delayed-delivery/--no-delayed-delivery",
-    default=True,
-    help="Also declare Celery's delay queues, so that retries can wait before a worker has started.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@broker_options
+@delays_option
+@json_option
 @click.pass_context
-def deploy(
+def plan(
     context: click.Context,
     file: str,
     url: str,
@@ -71,7 +176,58 @@ def deploy(
     delayed_delivery: bool,
     as_json: bool,
 ) -> None:
-    """Declare what FILE says on a broker; nothing is ever deleted.
+    """Say what a deploy of FILE would do, and what it could not.
+
+    \b
+    create    is missing on the broker
+    change    a policy differs; it is changed live
+    migrate   an immutable argument differs; see broker-topology migrate
+    conflict  somebody has to decide
+    extra     is only on the broker; reported, never deleted
+
+    \b
+    Examples:
+      broker-topology plan definitions.json
+      broker-topology plan definitions.json --url amqps://rabbit/shop --json
+    """
+    found = plan_topology(
+        _read(file, url, vhost),
+        url,
+        management_url=management_url,
+        ca_file=ca_file,
+        delayed_delivery=delayed_delivery,
+    )
+    if as_json:
+        _print_json(telling.plan_json(found))
+    else:
+        _print(telling.plan_lines(found.plan))
+        _warn(telling.policies_line(found))
+        if not found.plan.drift:
+            click.echo("nothing to change")
+    context.exit(0)
+
+
+@main.command()
+@click.argument("file", type=click.Path())
+@broker_options
+@delays_option
+@click.option("--check", is_flag=True, help="Change nothing; exit 1 where the broker is not as FILE says.")
+@json_option
+@click.pass_context
+def deploy(
+    context: click.Context,
+    file: str,
+    url: str,
+    management_url: str | None,
+    ca_file: str | None,
+    vhost: str | None,
+    delayed_delivery: bool,
+    check: bool,
+    as_json: bool,
+) -> None:
+    """Bring a broker to what FILE says; nothing is ever deleted.
+
+    Policies come before queues, so that they hold when the first message arrives.
 
     \b
     Examples:
@@ -79,42 +235,48 @@ def deploy(
       broker-topology deploy definitions.json --url amqp://user:p%40ss@rabbit:5672/shop
       broker-topology deploy definitions.json --url amqps://rabbit/shop --ca-file ca.pem
       broker-topology deploy definitions.json --management-url https://rabbit/admin --json
+      broker-topology deploy definitions.json --check
 
     \b
     Exit codes:
-      0  the broker is as the file says
-      1  a queue or exchange exists with other arguments; nothing was changed
+      0  the broker is as FILE says
+      1  it is not: a queue or exchange exists with other arguments (then nothing was changed), another
+         policy overrules one of FILE, or --check found drift
       2  it could not be done
     """
-    address = BrokerAddress.parse(url, ca_file=ca_file)
-    topology = read_topology(file, vhost=vhost or address.vhost)
-    deployed = deploy_topology(
-        topology, url, management_url=management_url, ca_file=ca_file, delayed_delivery=delayed_delivery
+    run = plan_topology if check else deploy_topology
+    deployed = run(
+        _read(file, url, vhost),
+        url,
+        management_url=management_url,
+        ca_file=ca_file,
+        delayed_delivery=delayed_delivery,
     )
     if as_json:
-        click.echo(json.dumps(asdict(deployed) | {"changed": deployed.changed}, indent=2))
+        _print_json(telling.plan_json(deployed))
     else:
-        _tell(deployed)
-    context.exit(1 if deployed.declared.conflicts else 0)
+        _print(telling.plan_lines(deployed.plan) if check else telling.deploy_lines(deployed))
+        _warn(telling.policies_line(deployed))
+    failed = bool(deployed.plan.drift) if check else deployed.failed
+    context.exit(1 if failed else 0)
 
 
-def _tell(deployed: Deployed) -> None:
-    declared = deployed.declared
-    if declared.conflicts:
-        for conflict in declared.conflicts:
-            click.echo(str(conflict))
-        click.echo(f"nothing was changed: {len(declared.conflicts)} arguments differ and cannot be changed in place")
-        return
-    for name in deployed.policies_set:
-        click.echo(f"set     policy {name}")
-    for name in declared.created:
-        click.echo(f"created {name}")
-    if deployed.left_out_because:
-        names = ", ".join(deployed.policies_left_out)
-        click.echo(f"policies not set ({names}): {deployed.left_out_because}", err=True)
-    if not deployed.changed:
-        in_place = len(declared.unchanged) + len(declared.ensured) + len(deployed.policies_unchanged)
-        click.echo(f"nothing to change: all {in_place} objects are in place")
+def _read(file: str, url: str, vhost: str | None) -> Topology:
+    return read_topology(file, vhost=vhost or BrokerAddress.parse(url).vhost)
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(line)
+
+
+def _print_json(value: object) -> None:
+    click.echo(json.dumps(value, indent=2))
+
+
+def _warn(line: str | None) -> None:
+    if line is not None:
+        click.echo(line, err=True)
 
 
 if __name__ == "__main__":

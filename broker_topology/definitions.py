@@ -6,7 +6,6 @@ Source of the format: https://www.rabbitmq.com/docs/definitions
 from __future__ import annotations
 
 import json
-import stat
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,8 +25,6 @@ def read_definitions_text(path: str | Path) -> str:
     """The text of a file. Raises TopologyError, in one sentence, for one that cannot be read as text."""
     try:
         with Path(path).open("rb") as file:
-            if stat.S_ISDIR(Path(path).stat().st_mode):
-                raise TopologyError(f"{path} is a folder")
             content = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise TopologyError(f"cannot read {path}: {error.strerror}") from error

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from broker_topology.address import BrokerAddress
 from broker_topology.connection import connected
-from broker_topology.declare import Declared, create, inspect
+from broker_topology.declare import create
+from broker_topology.errors import TopologyError
+from broker_topology.lint import refused
+from broker_topology.look import plan_over_amqp
 from broker_topology.management import ManagementApi, ManagementUnavailableError, default_management_url
-from broker_topology.topology import Policy, Topology
+from broker_topology.plan import Action, Plan, make_plan
+from broker_topology.rules.subject import Subject
+from broker_topology.snapshot import take_snapshot
+from broker_topology.topology import Topology
+from broker_topology.versions import Version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployed:
-    """What a deploy did, object by object."""
+    """What a deploy found and did."""
 
-    vhost: str
-    declared: Declared
+    plan: Plan
+    """The differences before it."""
     policies_set: tuple[str, ...] = ()
-    policies_unchanged: tuple[str, ...] = ()
+    created: tuple[str, ...] = ()
     policies_left_out: tuple[str, ...] = ()
     left_out_because: str | None = None
     """Why policies could not be set, as a sentence."""
@@ -26,7 +35,27 @@ class Deployed:
     @property
     def changed(self) -> bool:
         """Whether anything on the broker is different now."""
-        return bool(self.policies_set) or bool(self.declared.created and not self.declared.conflicts)
+        return bool(self.policies_set or self.created)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the broker is still not as the file says."""
+        return bool(self.plan.of(Action.MIGRATE, Action.CONFLICT))
+
+
+def plan(
+    topology: Topology,
+    amqp_url: str,
+    *,
+    management_url: str | None = None,
+    ca_file: str | None = None,
+    delayed_delivery: bool = True,
+) -> Deployed:
+    """What a deploy would do, done nothing of. Raises what deploy raises."""
+    target = _Target(topology, amqp_url, management_url, ca_file)
+    with connected(target.address) as connection:
+        found, because = target.plan(connection, delayed_delivery)
+    return Deployed(plan=found, policies_left_out=target.left_out(because), left_out_because=because)
 
 
 def deploy(
@@ -39,60 +68,87 @@ def deploy(
 ) -> Deployed:
     """Deploy a topology into the virtual host of the AMQP URL.
 
-    A conflict is found before anything is changed, and then nothing is. Policies come before queues, so that
+    What blocks is found before anything is changed, and then nothing is. Policies come before queues, so that
     they hold when the first message arrives. Without ``management_url`` the API is looked for beside the
     broker, and its absence is reported in ``left_out_because``; one that is named must answer.
 
     Raises BrokerUnavailableError, TopologyError and AddressError.
     """
-    address = BrokerAddress.parse(amqp_url, ca_file=ca_file)
-    with connected(address) as connection:
-        found = inspect(topology, connection, delayed_delivery=delayed_delivery)
-        if found.conflicts:
-            return Deployed(vhost=address.vhost, declared=found)
-        policies = _set_policies(topology, address, management_url)
-        declared = create(topology, connection, found)
+    target = _Target(topology, amqp_url, management_url, ca_file)
+    with connected(target.address) as connection:
+        found, because = target.plan(connection, delayed_delivery)
+        if found.blocked:
+            return Deployed(plan=found)
+        policies_set = target.set_policies(found)
+        created = create(topology, found, connection)
     return Deployed(
-        vhost=address.vhost,
-        declared=declared,
-        policies_set=policies.set,
-        policies_unchanged=policies.unchanged,
-        policies_left_out=policies.left_out,
-        left_out_because=policies.because,
+        plan=found,
+        policies_set=policies_set,
+        created=created,
+        policies_left_out=target.left_out(because),
+        left_out_because=because,
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Policies:
-    set: tuple[str, ...] = ()
-    unchanged: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
-    because: str | None = None
+class _Target:
+    """The virtual host that is deployed to, by both of its doors."""
+
+    def __init__(self, topology: Topology, amqp_url: str, management_url: str | None, ca_file: str | None) -> None:
+        self._topology = topology
+        self.address = BrokerAddress.parse(amqp_url, ca_file=ca_file)
+        self._named = management_url is not None
+        self._management_url = management_url or default_management_url(self.address)
+
+    def plan(self, connection: Any, delayed_delivery: bool) -> tuple[Plan, str | None]:
+        """The plan, and why it had to be made over AMQP alone."""
+        try:
+            with self._management() as management:
+                _check_same_broker(management, connection)
+                snapshot = take_snapshot(management, self.address.vhost)
+        except ManagementUnavailableError as error:
+            if self._named:
+                raise
+            self._check(Version.parse(str(_properties(connection).get("version"))))
+            found = plan_over_amqp(self._topology, self.address.vhost, connection, delayed_delivery=delayed_delivery)
+            return found, str(error)
+        self._check(snapshot.version)
+        return make_plan(self._topology, snapshot, delayed_delivery=delayed_delivery), None
+
+    def set_policies(self, found: Plan) -> tuple[str, ...]:
+        """Set the policies that the plan says differ."""
+        labels = {change.object for change in found.of(Action.CREATE, Action.CHANGE)}
+        stale = [policy for policy in found.policies if f"policy {policy.name}" in labels]
+        if stale:
+            with self._management() as management:
+                for policy in stale:
+                    management.put_policy(self.address.vhost, policy)
+        return tuple(policy.name for policy in stale)
+
+    def left_out(self, because: str | None) -> tuple[str, ...]:
+        """The policies that could not be set, where there was a reason not to."""
+        return tuple(policy.name for policy in self._topology.policies) if because else ()
+
+    def _management(self) -> ManagementApi:
+        return ManagementApi(self._management_url, self.address)
+
+    def _check(self, version: Version) -> None:
+        """Refuse what the broker would refuse, before it does so half-way."""
+        subject = Subject(self._topology, {}, versions=(version,))
+        problems = refused(subject)
+        if problems:
+            more = f" (and {len(problems) - 1} more: broker-topology lint)" if len(problems) > 1 else ""
+            raise TopologyError(f"{problems[0].object}: {problems[0].message}{more}")
 
 
-def _set_policies(topology: Topology, address: BrokerAddress, management_url: str | None) -> _Policies:
-    if not topology.policies:
-        return _Policies()
-    try:
-        with ManagementApi(management_url or default_management_url(address), address) as management:
-            current = {policy["name"]: policy for policy in management.policies(address.vhost)}
-            stale = [policy for policy in topology.policies if not _same(policy, current.get(policy.name))]
-            for policy in stale:
-                management.put_policy(address.vhost, policy)
-    except ManagementUnavailableError as error:
-        if management_url is not None:
-            raise
-        return _Policies(left_out=tuple(policy.name for policy in topology.policies), because=str(error))
-    return _Policies(
-        set=tuple(policy.name for policy in stale),
-        unchanged=tuple(policy.name for policy in topology.policies if policy not in stale),
-    )
+def _check_same_broker(management: ManagementApi, connection: Any) -> None:
+    """Several brokers can share a host, and the usual port of the API then belongs to one of them."""
+    theirs, ours = management.overview().get("cluster_name"), _properties(connection).get("cluster_name")
+    if theirs != ours and theirs and ours:
+        raise ManagementUnavailableError(
+            f"the management API at {management.url} is that of another broker: cluster {theirs!r}, not {ours!r}"
+        )
 
 
-def _same(policy: Policy, current: dict[str, object] | None) -> bool:
-    return current is not None and (
-        policy.pattern,
-        dict(policy.definition),
-        policy.apply_to,
-        policy.priority,
-    ) == (current.get("pattern"), current.get("definition"), current.get("apply-to"), current.get("priority"))
+def _properties(connection: Any) -> Mapping[str, Any]:
+    properties = connection.connection.server_properties
+    return properties if isinstance(properties, dict) else {}

@@ -5,6 +5,7 @@ Source: https://www.rabbitmq.com/docs/http-api-reference
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -61,12 +62,12 @@ class ManagementApi:
     ) -> None:
         self._client.close()
 
-    def version(self) -> str:
-        """The broker's version, such as ``4.0.5``."""
+    def overview(self) -> dict[str, Any]:
+        """What the broker says of itself; ``rabbitmq_version`` is always there."""
         overview = self.get("overview")
         if not isinstance(overview, dict) or "rabbitmq_version" not in overview:
             raise ManagementUnavailableError(f"{self.url} is not a RabbitMQ management API")
-        return str(overview["rabbitmq_version"])
+        return overview
 
     def policies(self, vhost: str) -> list[dict[str, Any]]:
         """Every policy of a virtual host."""
@@ -187,7 +188,8 @@ def _reason(response: httpx.Response) -> str:
     except ValueError:
         return response.text[:200]
     if isinstance(answer, Mapping):
-        return " ".join(str(answer.get("reason") or answer.get("error") or answer).split())
+        reason = str(answer.get("reason") or answer.get("error") or answer)
+        return html.unescape(" ".join(reason.split()))
     return str(answer)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker_topology.effective import effective_alternate
-from broker_topology.topology import Binding, Topology
+from broker_topology.topology import Binding, Queue, Topology
 
 DEFAULT_EXCHANGE = ""
 
@@ -38,6 +38,13 @@ def destinations(topology: Topology, exchange: str, routing_key: str | None) -> 
 def bindings_from(topology: Topology, exchange: str) -> tuple[Binding, ...]:
     """The bindings that start at an exchange."""
     return tuple(binding for binding in topology.bindings if binding.source == exchange)
+
+
+def publishing_binding(topology: Topology, queue: Queue) -> Binding | None:
+    """The binding whose key tasks are published with: the first without a wildcard, else the first."""
+    bindings = topology.bindings_of(queue.name)
+    plain = [binding for binding in bindings if not {"*", "#"} & set(binding.routing_key.split("."))]
+    return next(iter(plain or bindings), None)
 
 
 def exchange_type(topology: Topology, name: str) -> str | None:

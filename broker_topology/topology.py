@@ -210,8 +210,9 @@ def topology_of(definitions: Mapping[str, Any], vhost: str) -> tuple[Topology, l
 
 def vhosts_of(definitions: Mapping[str, Any]) -> tuple[str, ...]:
     """Every virtual host that definitions name, in alphabetical order; ``/`` where they name none."""
-    named = {entry.get("name") for entry in definitions.get("vhosts", [])} | _mentioned(definitions)
-    return tuple(sorted(name for name in named if isinstance(name, str))) or ("/",)
+    names = [entry.get("name") for entry in definitions.get("vhosts", [])]
+    named = {name for name in names if isinstance(name, str)}
+    return tuple(sorted(named | _mentioned(definitions))) or ("/",)
 
 
 def is_export(definitions: Mapping[str, Any]) -> bool:

@@ -13,8 +13,10 @@ from click.testing import CliRunner, Result
 from broker_topology.__main__ import main
 from broker_topology.address import BrokerAddress
 from broker_topology.connection import connected
-from broker_topology.declare import DELAYED_DELIVERY, declare_topology, kombu_queues
+from broker_topology.declare import declare_topology, kombu_queues
+from broker_topology.delays import DELAYED_DELIVERY
 from broker_topology.deploy import deploy
+from broker_topology.plan import Action
 from broker_topology.topology import Topology, read_topology
 from sandbox.processes import eventually, free_port
 from tests.conftest import DEFINITIONS, VirtualHost
@@ -73,7 +75,8 @@ def test_what_is_missing_is_put_back(deployed: VirtualHost) -> None:
     """A deploy after a queue was deleted creates that queue and its bindings, and nothing else (D3)."""
     deployed.api("DELETE", "/queues/{vhost}/crm").raise_for_status()
     report = deploy(topology(), deployed.url, management_url=deployed.management_url)
-    assert report.declared.created == ("queue crm", "binding work -> crm (crm)")
+    assert report.created == ("queue crm", "binding work -> crm (crm)", DELAYED_DELIVERY)
+    assert str(report.plan.of(Action.CREATE)[-1]) == "delayed delivery: binding work -> crm (#.crm)"
     assert not report.policies_set
 
 
@@ -91,13 +94,13 @@ def test_every_differing_argument_has_its_line(deployed: VirtualHost, tmp_path: 
     deployed.api("DELETE", "/queues/{vhost}/crm").raise_for_status()
     result = run(deployed, file=file)
     assert result.exit_code == 1
-    assert sorted(result.output.splitlines()[:-1]) == [
+    assert sorted(result.output.splitlines()[:-2]) == [
         "queue payments: x-dead-letter-exchange is 'dead-letters' on the broker and 'elsewhere' in the file",
         "queue payments: x-delivery-limit is 20 on the broker and 7 in the file",
         "queue payments: x-max-length is not set on the broker and 10 in the file",
         "queue payments: x-overflow is 'reject-publish' on the broker and not set in the file",
     ]
-    assert result.output.splitlines()[-1].startswith("nothing was changed")
+    assert result.output.splitlines()[-2].startswith("nothing was changed: 4 arguments differ")
     assert deployed.api("GET", "/queues/{vhost}/crm").status_code == 404
 
 
@@ -159,9 +162,9 @@ def test_json_is_one_object(vhost: VirtualHost) -> None:
     first = json.loads(run(vhost, "--json").stdout)
     second = json.loads(run(vhost, "--json").stdout)
     assert first["changed"] is True
-    assert "queue payments" in first["declared"]["created"]
+    assert "queue payments" in first["created"]
     assert second["changed"] is False
-    assert DELAYED_DELIVERY in second["declared"]["unchanged"]
+    assert DELAYED_DELIVERY in second["unchanged"]
 
 
 def broken_urls(vhost: VirtualHost) -> dict[str, tuple[str, str]]:
