@@ -7,20 +7,24 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlsplit
 
+import httpx
 import pika
 from celery import Celery
 
-from sandbox.processes import Process
+from sandbox.processes import Process, eventually
 from sandbox.services import OutsideServices
 from tasks import install
 
 ROOT = Path(__file__).parent.parent
 DEFINITIONS = ROOT / "definitions.json"
 BIN = Path(sys.executable).parent
+QUIET_SECONDS = 6.0
 
 
 @dataclass(kw_only=True)
@@ -101,6 +105,24 @@ class Road:
         with pika.BlockingConnection(pika.URLParameters(self.amqp_url)) as connection:
             channel = connection.channel()
             return sum(channel.queue_declare(name, passive=True).method.message_count for name in queues)
+
+    def unsettled(self) -> int:
+        """How many messages are anywhere on the road: ready, delayed or in a worker's hands; up to 5 s old."""
+        vhost = quote(urlsplit(self.amqp_url).path[1:] or "/", safe="%")
+        answer = httpx.get(f"{self.management_url}/api/queues/{vhost}?disable_stats=true&enable_queue_totals=true")
+        return sum(queue.get("messages", 0) for queue in answer.json())
+
+    def until_settled(self, *, seconds: float) -> None:
+        """Wait until no message is anywhere on the road. A quorum queue tells its totals every 5 s only."""
+        quiet_since = time.monotonic()
+
+        def quiet() -> bool:
+            nonlocal quiet_since
+            if self.unsettled() > 0:
+                quiet_since = time.monotonic()
+            return time.monotonic() - quiet_since > QUIET_SECONDS
+
+        eventually(quiet, seconds=seconds, every=0.5, what="every message to be settled")
 
     def stop(self) -> None:
         """End every process of the road."""

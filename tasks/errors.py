@@ -22,6 +22,10 @@ class TransientFailure(DeadLetterOfficeError):  # noqa: N818, as above
         """Seconds that the failing service asks to be left alone; None where it did not say."""
 
 
+class TaskExitedError(PermanentFailure):
+    """The task called ``sys.exit``."""
+
+
 class MissingKeyError(ConfigurationError):
     """A guarded task was published without an idempotency key."""
 

@@ -13,7 +13,7 @@ from broker_topology.errors import ConfigurationError
 from broker_topology.topology import Topology, read_topology
 from tasks.claims import connect_claims
 from tasks.note_writer import NoteWriter
-from tasks.publishing import ReliableAMQP, route_by_name, route_or_refuse
+from tasks.publishing import ReliableAMQP, at_least_a_second, route_by_name, route_or_refuse
 from tasks.reliability import Reliability
 from tasks.reliable_task import ReliableTask
 from tasks.retry_policy import RetryPolicy
@@ -77,6 +77,7 @@ def install(
     _configure(app, topology)
     app.amqp_cls = ReliableAMQP
     app.task_cls = ReliableTask
+    app.send_task = at_least_a_second(app.send_task)
     for made_already in ("amqp", "Task"):
         app.__dict__.pop(made_already, None)
     return app

@@ -27,7 +27,7 @@ class NoteWriter:
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
 
-    def failure(self, headers: Mapping[str, Any], note: FailureNote) -> None:
+    def failure(self, headers: Mapping[str, Any], note: FailureNote, *, only_if_missing: bool = False) -> None:
         """Leave word of why the message with these headers is about to be rejected."""
         task_id = headers.get("id")
         if not isinstance(task_id, str):
@@ -35,7 +35,7 @@ class NoteWriter:
         replay_id = headers.get(REPLAY_ID_HEADER)
         key = failure_note_key(task_id, note.retries, replay_id if isinstance(replay_id, str) else None)
         try:
-            self._client.set(key, note.to_json(), ex=NOTE_TTL_SECONDS)
+            self._client.set(key, note.to_json(), ex=NOTE_TTL_SECONDS, nx=only_if_missing)
         except redis.RedisError as error:
             log.warning("failure_note.lost", task_id=task_id, reason=note.reason, error=type(error).__name__)
 

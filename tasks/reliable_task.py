@@ -30,14 +30,16 @@ from tasks.errors import (
     LeaseLostError,
     NotGuardedError,
     PayloadMismatchError,
+    PolicyError,
     ResultUnrecordedError,
+    TaskExitedError,
 )
 from tasks.failure_text import describe_error, short_traceback
 from tasks.held_claim import HeldClaim
 from tasks.idempotency import AlreadyDone, ComeBack, Guard, Refuse, Run
 from tasks.idempotency_policy import Idempotency
 from tasks.reliability import reliability_of
-from tasks.retry_policy import GiveUp, RetryIn, RetryPolicy
+from tasks.retry_policy import GiveUp, GiveUpReason, RetryIn, RetryPolicy
 from tasks.steps import Step
 
 PAUSE_SECONDS = 10.0
@@ -47,6 +49,7 @@ REASONS_OF_ERRORS: tuple[tuple[type[BaseException], str], ...] = (
     (InDoubtError, "in_doubt"),
     (PayloadMismatchError, "payload_mismatch"),
     (SoftTimeLimitExceeded, "soft_time_limit"),
+    (MemoryError, "out_of_memory"),
     (Reject, "rejected"),
 )
 """What a failure note calls these; any other is called by the policy's reason."""
@@ -73,12 +76,22 @@ class ReliableTask(Task):  # type: ignore[misc]
     transient: ClassVar[Any] = None
     """Short for the same policy with these transient failures; so is ``max_retries``."""
 
+    dead_letter: ClassVar[bool] = True
+    """False leaves a low-risk task out: its failures are acked and gone, as in Celery without us."""
+
+    drop_expired: ClassVar[bool] = False
+    """True drops a message that waited past its ``expires``, rather than dead-lettering it."""
+
+    drop_revoked: ClassVar[bool] = False
+    """True drops a message whose task was revoked, rather than dead-lettering it."""
+
     policy: ClassVar[RetryPolicy]
     """The effective policy: set when the task is bound to its app."""
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
         """Work out the effective policy. Raises PolicyError for one that cannot be kept."""
+        _settle_acks(cls)
         reliability = getattr(app, "reliability", None)
         policy = cls.retry_policy or (reliability.retry_policy if reliability else RetryPolicy())
         if cls.transient is not None:
@@ -127,6 +140,13 @@ class ReliableTask(Task):  # type: ignore[misc]
             if not rejection.requeue:
                 self._note_failure(request, rejection, "rejected")
             raise
+        except SystemExit as exit_:
+            # Celery's own exits and those that a signal asks for are negative or kinds of it; this one is the task's.
+            if type(exit_) is not SystemExit or (isinstance(exit_.code, int) and exit_.code < 0):
+                raise
+            failure = TaskExitedError(f"the task called sys.exit({exit_.code!r})")
+            self._note_failure(request, failure, GiveUpReason.PERMANENT)
+            raise failure from exit_
         except Exception as error:
             match self.policy.decide(error, request.retries, now=datetime.now(UTC), random=random.random):
                 case RetryIn(seconds=seconds):
@@ -273,6 +293,25 @@ def _declares(task: type[Task], name: str) -> bool:
     """Whether a task's own classes set an attribute, rather than Celery's or ours."""
     own = task.__mro__[: task.__mro__.index(ReliableTask)]
     return any(name in vars(kind) for kind in own)
+
+
+def _settle_acks(task: type[ReliableTask]) -> None:
+    """A message is acked after its run, and rejected where that failed, unless the task was left out by name."""
+    if not task.dead_letter:
+        task.acks_on_failure = task.acks_on_timeout = True
+        task.reject_on_worker_lost = False
+        return
+    for name, must_be in (
+        ("acks_late", True),
+        ("acks_on_failure", False),
+        ("acks_on_timeout", False),
+        ("reject_on_worker_lost", True),
+    ):
+        if getattr(task, name) is not must_be and not str(task.name).startswith("celery."):
+            raise PolicyError(
+                f"task {task.name} sets {name}={getattr(task, name)}, which loses messages; "
+                "dead_letter=False leaves a low-risk task out by name"
+            )
 
 
 def _parameters(run: Any) -> tuple[str, ...]:

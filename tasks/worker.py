@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 from billiard.einfo import ExceptionWithTraceback
-from celery.exceptions import InvalidTaskError, Reject, TimeLimitExceeded, WorkerLostError
+from celery.exceptions import InvalidTaskError, Reject, TaskRevokedError, TimeLimitExceeded, WorkerLostError
 from celery.worker import state
 from celery.worker.consumer import Consumer
 from celery.worker.request import Request
@@ -118,13 +118,14 @@ class ReliableRequest(Request):  # type: ignore[misc]
         if not state.should_terminate:
             match error:
                 case MemoryError():
-                    # Celery raises it again in the worker's main process and so ends the worker.
-                    self._give_up("out_of_memory", error)
+                    # Celery raises it again in the worker's main process and so ends the worker. The child has
+                    # left its note, unless memory was too short for that as well.
+                    self._give_up("out_of_memory", error, only_if_missing=True)
                     state.task_ready(self)
                     return None
                 case TimeLimitExceeded():
                     self._give_up("time_limit", error)
-                case WorkerLostError() | SystemExit():
+                case WorkerLostError() | SystemExit() | KeyboardInterrupt():
                     self._note("worker_lost", error)
                     self._abandon_claim()
                 case Reject():
@@ -133,11 +134,18 @@ class ReliableRequest(Request):  # type: ignore[misc]
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         """Celery acks what is expired or revoked; here it becomes a dead letter."""
-        self._give_up("expired" if expired else "revoked", InvalidTaskError(f"the task was {reason}"))
+        dropped = self.task.drop_expired if expired else self.task.drop_revoked
+        if not dropped:
+            self._give_up("expired" if expired else "revoked", TaskRevokedError(f"the task was {reason}"))
         super()._announce_revoked(reason, terminated, signum, expired)
 
     def _refuse_malformed(self) -> None:
-        """Find what would end the worker or leak a pool slot later on."""
+        """Find what would end the worker, leak a pool slot or escape every account later on."""
+        if not isinstance(self.id, str) or not self.id:
+            raise InvalidTaskError(f"id must be a text, not {self.id!r}")
+        retries = self._request_dict.get("retries")
+        if not (retries is None or (isinstance(retries, int) and retries >= 0)):
+            raise InvalidTaskError(f"retries must be a whole number, not {retries!r}")
         limits = self.time_limits
         if not (
             isinstance(limits, list | tuple)
@@ -151,15 +159,15 @@ class ReliableRequest(Request):  # type: ignore[misc]
         if not (embed is None or isinstance(embed, Mapping)):
             raise InvalidTaskError("the third part of the body must be an object")
 
-    def _give_up(self, reason: str, error: BaseException) -> None:
-        if not self.acknowledged:
-            self._note(reason, error)
+    def _give_up(self, reason: str, error: BaseException, *, only_if_missing: bool = False) -> None:
+        if not self.acknowledged and self.task.dead_letter:
+            self._note(reason, error, only_if_missing=only_if_missing)
             self._abandon_claim()
             self.reject(requeue=False)
 
-    def _note(self, reason: str, error: BaseException) -> None:
+    def _note(self, reason: str, error: BaseException, *, only_if_missing: bool = False) -> None:
         note = _note(self._request_dict, reason, error, self._hostname, release=self._reliability.release)
-        self._reliability.notes.failure(self._request_dict, note)
+        self._reliability.notes.failure(self._request_dict, note, only_if_missing=only_if_missing)
 
     def _abandon_claim(self) -> None:
         """The child is gone: let the next delivery in at once, rather than at the end of its lease."""

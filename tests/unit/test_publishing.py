@@ -20,8 +20,8 @@ def app() -> Celery:
     def body(order_id: str) -> str:
         return order_id
 
-    app.task(name="payments.guarded", idempotency=Idempotency())(body)
-    app.task(name="payments.unguarded")(body)
+    app.task(name="payments.guarded", shared=False, idempotency=Idempotency())(body)
+    app.task(name="payments.unguarded", shared=False)(body)
     app.finalize()
     return app
 
