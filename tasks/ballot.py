@@ -1,7 +1,8 @@
 """A ballot among servers: all are asked at once, and the count stops when it is decided.
 
-A server that hangs must not slow the others down, so each has threads of its own and a short line: when it
-is full, the server counts as away without being asked.
+A server that hangs must not slow the others down, so each has a thread of its own and a short line: when it
+is full, the server counts as away without being asked. One thread, because what is said to a server must
+arrive in order: a vote is cast before it is taken back.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from tasks.errors import RedisUnavailableError
 S = TypeVar("S")
 A = TypeVar("A")
 
-THREADS_PER_SERVER: Final = 4
 LONGEST_LINE: Final = 16
 """Questions that may wait for one server."""
 
@@ -77,7 +77,7 @@ class Line(Generic[S]):
 
     def __init__(self, server: S) -> None:
         self._server = server
-        self._threads = ThreadPoolExecutor(THREADS_PER_SERVER, "claims-ballot")
+        self._thread = ThreadPoolExecutor(1, "claims-ballot")
         self._waiting = 0
         self._lock = threading.Lock()
 
@@ -94,7 +94,7 @@ class Line(Generic[S]):
             else:
                 self._waiting += 1
         if not full:
-            self._threads.submit(self._answer, question, replies)
+            self._thread.submit(self._answer, question, replies)
 
     def _answer(self, question: Callable[[S], object], replies: SimpleQueue[Any]) -> None:
         try:

@@ -87,7 +87,7 @@ class QuorumClaims:
         except RedisUnavailableError:
             self._withdraw(execution)
             raise
-        if acquired:
+        if acquired or len(answers) < len(self.stores):
             self._withdraw(execution)
         if done:
             standing = _commonest(done)
@@ -129,7 +129,8 @@ class QuorumClaims:
         )
         if len(conflicts := _of(Conflict, answers)) >= self._majority:
             return _commonest(conflicts)
-        return Late() if _of(Late, answers) else Completed()
+        # One server may not have known of the claim, or have another clock: only an event hangs on it.
+        return Completed() if len(_of(Completed, answers)) >= len(_of(Late, answers)) else Late()
 
     def abandon(
         self,
