@@ -81,8 +81,7 @@ def rules_table() -> str:
         "| rule | severity | finds | why |",
         "|---|---|---|---|",
     ]
-    for rule in RULES:
-        lines.append(f"| [{rule.id}]({rule.reference}) | {rule.severity} | {rule.title} | {rule.why} |")
+    lines += [f"| [{rule.id}]({rule.reference}) | {rule.severity} | {rule.title} | {rule.why} |" for rule in RULES]
     return "\n".join(lines) + "\n"
 
 
