@@ -17,9 +17,9 @@ from broker_topology.errors import DeadLetterOfficeError
 from broker_topology.lint import Report, lint_text, rule_of
 from broker_topology.lint import lint as lint_definitions
 from broker_topology.management import ManagementApi, default_management_url
+from broker_topology.observation import take_snapshot
 from broker_topology.rules import RULES
 from broker_topology.sarif import to_sarif
-from broker_topology.snapshot import take_snapshot
 from broker_topology.topology import Topology, read_topology
 from broker_topology.versions import Version
 

@@ -13,9 +13,9 @@ from broker_topology.errors import TopologyError
 from broker_topology.lint import refused
 from broker_topology.look import plan_over_amqp
 from broker_topology.management import ManagementApi, ManagementUnavailableError, default_management_url
+from broker_topology.observation import take_snapshot
 from broker_topology.plan import Action, Plan, make_plan
 from broker_topology.rules.subject import Subject
-from broker_topology.snapshot import take_snapshot
 from broker_topology.topology import Topology
 from broker_topology.versions import Version
 

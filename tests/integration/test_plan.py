@@ -82,7 +82,7 @@ def test_policies_change_live_and_arguments_do_not(deployed: VirtualHost, topolo
     edited = replace(
         topology,
         exchanges=(replace(work, type="direct"), *others),
-        queues=(replace(payments, arguments=payments.arguments | {"x-delivery-limit": 9}), *queues),
+        queues=(replace(payments, arguments={**payments.arguments, "x-delivery-limit": 9}), *queues),
         policies=(replace(limits, definition={"delivery-limit": 7}, priority=11), *policies),
     )
     assert sorted(changes(edited, deployed)) == [
