@@ -1,0 +1,134 @@
+"""Which failures are the same failure (pure).
+
+Two letters are the same failure where task, exception type, the frame of our own code and the message agree, once
+the message's variable parts are taken out. Rules get better: RULES_VERSION says by which of them a fingerprint was
+made, and where a better rule changes nothing the digest stays the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from consumers.message_templates import message_template, template_key
+
+RULES_VERSION = 1
+
+MAX_TITLE_LENGTH = 200
+MAX_NAME_LENGTH = 500
+MAX_FRAMES = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """What tells one failure from another."""
+
+    version: int
+    digest: str
+    """32 hexadecimal digits."""
+    title: str
+    """For people: the exception and its message without the variable parts."""
+
+
+def fingerprint(
+    *,
+    task_name: str | None = None,
+    error_type: str | None = None,
+    error_message: str | None = None,
+    traceback: str | None = None,
+    own: str | None = None,
+    queue: str | None = None,
+    reason: str | None = None,
+) -> Fingerprint:
+    """The fingerprint of one dead letter.
+
+    A task's ``own`` name for the failure decides alone. Without an exception, task, queue and reason do.
+    """
+    own, error_type = (own or "")[:MAX_NAME_LENGTH], (error_type or "")[:MAX_NAME_LENGTH]
+    if own:
+        return _made("own", own, title=own)
+    if not error_type:
+        title = f"{reason or 'dead'}: {task_name or 'unknown task'} from {queue or 'unknown queue'}"
+        return _made("unsaid", task_name, queue, reason, title=title)
+    place, code = ("", "") if error_type in _ANYWHERE else own_frame(traceback or "")
+    template = "" if error_type in _SAYS_DATA else message_template(error_message or "", code=code)
+    if error_type == "builtins.RecursionError":
+        template = template[:32]  # what the interpreter did at the limit is chance
+    last = error_type.rpartition(".")[2]
+    return _made(
+        "error",
+        task_name,
+        error_type,
+        place,
+        template_key(template),
+        title=f"{last}: {template}" if template else last,
+    )
+
+
+_ANYWHERE = frozenset(
+    {
+        "builtins.RecursionError",
+        "builtins.MemoryError",
+        "builtins.SystemExit",
+        "builtins.KeyboardInterrupt",
+        "billiard.exceptions.SoftTimeLimitExceeded",
+        "celery.exceptions.SoftTimeLimitExceeded",
+        "billiard.exceptions.TimeLimitExceeded",
+        "billiard.exceptions.WorkerLostError",
+    }
+)
+"""These strike wherever the code happens to be, so the frame says nothing."""
+
+
+_SAYS_DATA = frozenset({"http.client.BadStatusLine", "builtins.StopIteration"})
+"""Their text is what was received, and nothing else."""
+
+
+def _made(*parts: str | None, title: str) -> Fingerprint:
+    text = "\x1f".join(part or "" for part in parts)
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return Fingerprint(version=RULES_VERSION, digest=digest, title=" ".join(title.split())[:MAX_TITLE_LENGTH])
+
+
+# The frame
+
+
+def own_frame(traceback: str) -> tuple[str, str]:
+    """File and function of the newest frame that is no library's, and its line of code; empty without one.
+
+    The number of the line is left out, for it moves with every release, and of the path only the end is used,
+    for the beginning differs from host to host.
+    """
+    start = max(traceback.rfind("Traceback (most recent call last)"), 0)
+    end = len(traceback)
+    for _ in range(MAX_FRAMES):
+        end = traceback.rfind('  File "', start, end)
+        if end < 0:
+            break
+        line, _, rest = traceback[end + 8 : end + 3000].partition("\n")
+        path, _, where = line.partition('", line ')
+        function = where.partition(", in ")[2]
+        if function and function not in _INLINED and not _is_library(path):
+            return f"{_short_path(path)}:{function}", rest.partition("\n")[0].strip()
+    return "", ""
+
+
+_INLINED = frozenset({"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"})
+"""Python 3.12 has no frames for most of these any more."""
+
+
+def _is_library(path: str) -> bool:
+    if "-packages" in path or "/lib/python" in path or path.startswith("<frozen "):
+        return True
+    return "\\" in path and _WINDOWS_LIBRARY.search(path) is not None
+
+
+_WINDOWS_LIBRARY = re.compile(r"\\Python\d*\\lib\\", re.IGNORECASE)
+_DIGITS = re.compile(r"\d+")
+
+
+def _short_path(path: str) -> str:
+    *_, folder, file = ["", *path.replace("\\", "/").split("/")]
+    # A folder with a number is a release or a version.
+    return f"{_DIGITS.sub('#', folder)}/{file}"
