@@ -33,6 +33,7 @@ def message_template(message: str, *, code: str = "") -> str:
 def _template(text: str, code: str, depth: int) -> str:
     if not _INTERESTING.search(text):
         return text
+    text = _HINT.sub("", text)
     if "." in text:
         text = _FILE_OR_HOST.sub("<address>", text)
     if "[" in text:
@@ -79,6 +80,9 @@ _FILE_OR_HOST = re.compile(
     r"(?<![\w./\\@:-])[\w-]+(?:\.[\w-]+)*\.(?:csv|json|txt|pdf|xml|html?|png|jpe?g|log|zip|gz|xlsx?|docx?|ya?ml|parquet|"
     r"tmp|com|org|net|local|internal|example|invalid)\b(?![\w.(])"
 )
+
+_HINT = re.compile(r"(?:\. ?Did you mean|\bChoices are|\(choose from|\bAvailable \w+ are)\b.*", re.DOTALL)
+"""What there is to choose from changes without the failure changing."""
 
 _SNIPPET = re.compile(r"\n[^\n]*\n[ \t]*\^+[ \t]*(?=\n|\Z)")
 """A line of somebody's text and a caret that points into it."""
