@@ -21,6 +21,7 @@ from broker_topology.topology import read_topology
 from consumers import audit, dead_letters, showing
 from consumers import replay as replaying
 from consumers.audit import Act
+from consumers.chores import DrainChores
 from consumers.database import (
     DatabaseUnavailableError,
     open_database,
@@ -32,9 +33,13 @@ from consumers.database import (
 from consumers.dead_letters import Filter, State
 from consumers.drain import Drain, DrainFailedError, DrainOptions
 from consumers.failure_notes import FailureNotes
+from consumers.health import AddressTakenError, Health, HealthServer
+from consumers.metrics import DrainMetrics
 from consumers.occurrences import Occurrences
 from consumers.settings import Settings, read_settings
 from consumers.wire import connected
+
+USUAL_HEALTH_PORT = 9808
 
 EXIT_REFUSED = 1
 """What was asked for could not be done, or not for all of it."""
@@ -110,17 +115,41 @@ def drain(auto_upgrade: bool) -> None:
         raise ConfigurationError(f"{settings.topology_file} has no dead-letter queue to drain")
     engine = open_database(settings.database_url)
     require_schema(engine, auto_upgrade=auto_upgrade or engine.dialect.name == "sqlite")
+    notes, health, metrics = FailureNotes(settings.redis_url), Health(), DrainMetrics()
+    server = _health_server(settings, health, metrics)
     service = Drain(
         amqp_url=settings.amqp_url,
         topology=topology,
         engine=engine,
-        notes=FailureNotes(settings.redis_url),
+        notes=notes,
         announce=Occurrences(engine).announce,
-        options=DrainOptions(prefetch=settings.drain_prefetch, stop_seconds=settings.drain_stop_seconds),
+        chores=DrainChores(engine, notes, health).run,
+        health=health,
+        metrics=metrics,
+        options=DrainOptions(
+            prefetch=settings.drain_prefetch,
+            held_bytes=settings.drain_held_bytes,
+            max_decoded_bytes=settings.drain_max_decoded_bytes,
+            stop_seconds=settings.drain_stop_seconds,
+        ),
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())
-    service.run()
+    try:
+        service.run()
+    finally:
+        server.close()
+        engine.dispose()
+
+
+def _health_server(settings: Settings, health: Health, metrics: DrainMetrics) -> HealthServer:
+    """Listen on the port that was asked for, or on the usual one where nobody else does."""
+    if settings.health_port is not None:
+        return HealthServer(health, metrics, host=settings.health_host, port=settings.health_port)
+    try:
+        return HealthServer(health, metrics, host=settings.health_host, port=USUAL_HEALTH_PORT)
+    except AddressTakenError:
+        return HealthServer(health, metrics, host=settings.health_host, port=0)
 
 
 @main.command("list")

@@ -6,13 +6,11 @@ queue has a channel of its own, so that one which is missing or closed does not 
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import pika.exceptions
 import sqlalchemy as sa
 import structlog
 from pika.adapters.select_connection import IOLoop
@@ -20,16 +18,22 @@ from pika.adapters.select_connection import IOLoop
 from broker_topology.errors import DeadLetterOfficeError
 from broker_topology.message import MAX_DECODED_BYTES
 from broker_topology.topology import Topology
+from consumers.appetite import Appetite
+from consumers.backoff import Backoff
 from consumers.failure_notes import FailureNotes
+from consumers.health import Health
+from consumers.intake import Copies, Intake
 from consumers.letters import Delivery, read_letter
+from consumers.metrics import DrainMetrics
 from consumers.storing import Stored
 from consumers.wire import RawConnection, connection_parameters, connection_problem
 from consumers.writer import Inbox, Incoming, Receipt, Writer
 
 log = structlog.get_logger()
 
-FIRST_BACKOFF_SECONDS = 0.2
-LAST_BACKOFF_SECONDS = 15.0
+DEPTH_SECONDS = 15.0
+"""How often the depth of the queues is read."""
+TURN_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +42,10 @@ class DrainOptions:
 
     prefetch: int = 6000
     """Letters in hand at most, for each queue."""
+    held_bytes: int = 24 * 1024 * 1024
+    """Bytes of letters in hand, for each queue; large letters lower the prefetch accordingly."""
     max_batch_rows: int = 1500
-    max_batch_bytes: int = 16 * 1024 * 1024
+    max_batch_bytes: int = 8 * 1024 * 1024
     max_decoded_bytes: int = MAX_DECODED_BYTES
     stop_seconds: float = 20.0
     """How long the batch in hand may take to finish after a stop was asked for."""
@@ -66,11 +72,15 @@ class Drain:
         notes: FailureNotes,
         options: DrainOptions | None = None,
         announce: Callable[[Stored], None] = lambda _: None,
+        chores: Callable[[], None] = lambda: None,
+        health: Health | None = None,
+        metrics: DrainMetrics | None = None,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
         self._parameters = connection_parameters(amqp_url, name="dead-letters drain")
         self._options = options or DrainOptions()
         self._clock, self._announce, self._notes = clock, announce, notes
+        self.health, self.metrics = health or Health(), metrics or DrainMetrics()
         self._loop = IOLoop()
         self._connection: RawConnection | None = None
         self._backoff = Backoff()
@@ -85,17 +95,26 @@ class Drain:
             clock=clock,
             committed=self._committed,
             unavailable=self._database_away,
-            idle=lambda: None,
+            chores=chores,
             ended=lambda: self._loop.add_callback_threadsafe(self._writer_ended),
         )
         self._intakes = [
-            Intake(queue, self, unroutable=queue in topology.unroutable_queues) for queue in topology.drained_queues
+            Intake(
+                queue,
+                self,
+                Appetite(most=self._options.prefetch, budget_bytes=self._options.held_bytes),
+                unroutable=queue in topology.unroutable_queues,
+            )
+            for queue in topology.drained_queues
         ]
+        self._depth_channel: Any = None
+        self.metrics.watch(oldest_seconds=self._oldest_seconds, in_hand=lambda: len(self._inbox))
 
     def run(self) -> None:
         """Drain until stopped. Raises DrainFailedError."""
         self._writer.start()
         self._loop.add_callback(self._connect)
+        self._loop.add_callback(self._turn)
         try:
             self._loop.start()
         finally:
@@ -125,8 +144,10 @@ class Drain:
 
     def _opened(self, connection: RawConnection) -> None:
         log.info("broker.connected", host=self._parameters.host, vhost=self._parameters.virtual_host)
+        self.health.well("broker")
         for intake in self._intakes:
             intake.open(connection)
+        connection.channel(on_open_callback=self._depth_channel_opened)
 
     def _lost(self, _connection: RawConnection, error: BaseException) -> None:
         self._connection = None
@@ -136,21 +157,25 @@ class Drain:
             self._loop.stop()
             return
         wait = self._backoff.next()
-        log.warning(
-            "broker.away",
-            problem=connection_problem(self._parameters, error),
-            retry_in_seconds=round(wait, 2),
-        )
+        problem = connection_problem(self._parameters, error)
+        self.metrics.reconnects.inc()
+        self.health.ill("broker", problem)
+        log.warning("broker.away", problem=problem, retry_in_seconds=round(wait, 2))
         self._loop.call_later(wait, self._connect)
 
     # --- the writer's answers, in its thread
 
-    def _committed(self, receipts: list[Receipt], stored: Stored, _seconds: float) -> None:
+    def _committed(self, receipts: list[Receipt], stored: Stored, seconds: float) -> None:
         self._loop.add_callback_threadsafe(lambda: self._acknowledge(receipts))
+        self.health.well("database")
+        self.metrics.stored(stored, seconds)
+        for refused in stored.refused:
+            log.error("dead_letter.refused", queue=refused.letter.queue, task_id=refused.letter.task_id)
         self._announce(stored)
 
     def _database_away(self, problem: str) -> None:
-        pass
+        self.health.ill("database", problem)
+        self.metrics.database_failures.inc()
 
     # --- back in the loop
 
@@ -204,133 +229,47 @@ class Drain:
         """A channel is gone, and with it the meaning of its delivery tags."""
         self._inbox.forget(channel)
 
-    @property
-    def prefetch(self) -> int:
-        """Letters in hand at most, for each queue."""
-        return self._options.prefetch
-
     def later(self, seconds: float, call: Callable[[], None]) -> None:
         """Call back in the loop."""
         self._loop.call_later(seconds, call)
 
+    def consuming(self, queue: str, problem: str | None) -> None:
+        """A queue is being consumed, or why it is not."""
+        if problem is None:
+            self.health.well(f"queue {queue}")
+        else:
+            self.health.ill(f"queue {queue}", problem)
 
-class Intake:
-    """One drained queue on its own channel."""
+    def asking_for(self, queue: str, letters: int) -> None:
+        """That many letters may be in hand from a queue."""
+        self.metrics.prefetch.labels(queue).set(letters)
 
-    def __init__(self, queue: str, drain: Drain, *, unroutable: bool) -> None:
-        self.queue, self._drain, self._unroutable = queue, drain, unroutable
-        self._channel: Any = None
-        self._held: set[int] = set()
-        self._copies = Copies()
-        self._backoff = Backoff()
+    # --- what is watched
 
-    def open(self, connection: RawConnection) -> None:
-        """Open a channel and consume."""
-        if connection.is_open:
-            connection.channel(on_open_callback=self._channel_opened)
+    def _turn(self) -> None:
+        self.health.turned()
+        self._loop.call_later(TURN_SECONDS, self._turn)
 
-    def closed(self) -> None:
-        """Forget the channel: whatever was unacknowledged on it comes again."""
-        if self._channel is not None:
-            self._channel.connection.stop_delivering(self._channel.channel_number)
-            self._drain.forget(self._channel)
-        self._channel = None
-        self._held = set()
+    def _oldest_seconds(self) -> float:
+        died_at = self._inbox.oldest_died_at()
+        return max(0.0, (self._clock() - died_at).total_seconds()) if died_at else 0.0
 
-    def acknowledge(self, receipt: Receipt) -> None:
-        """Acknowledge what is committed, if it came on the channel that is open now."""
-        channel = self._channel
-        if channel is None or receipt.source is not channel or not channel.is_open:
+    def _depth_channel_opened(self, channel: Any) -> None:
+        self._depth_channel = channel
+        self._read_depth(channel)
+
+    def _read_depth(self, channel: Any) -> None:
+        """Ask for the depth of each queue. One that is missing closes this channel; it is opened anew."""
+        if not channel.is_open:
+            connection = channel.connection
+            if channel is self._depth_channel and connection.is_open:
+                connection.channel(on_open_callback=self._depth_channel_opened)
             return
-        self._held.update(receipt.refused)
-        if self._held:
-            # A multiple ack would take the refused ones with it.
-            for tag in receipt.tags:
-                channel.basic_ack(tag)
-        elif receipt.tags:
-            channel.basic_ack(receipt.tags[-1], multiple=True)
-        self._backoff.reset()
-
-    def _channel_opened(self, channel: Any) -> None:
-        self._channel, self._held, self._copies = channel, set(), Copies()
-        channel.add_on_close_callback(self._channel_closed)
-        channel.add_on_cancel_callback(self._cancelled)
-        channel.basic_qos(prefetch_count=self._drain.prefetch, callback=lambda _frame: self._consume(channel))
-
-    def _consume(self, channel: Any) -> None:
-        channel.connection.deliver(channel.channel_number, self)
-        # Deliveries go past pika's channel, straight to received().
-        channel.basic_consume(self.queue, lambda *_: None)
-
-    def announced(self, body_bytes: int) -> None:
-        """A body of that size is on its way."""
-
-    def received(
-        self,
-        delivery_tag: int,
-        redelivered: bool,
-        exchange: bytes,
-        routing_key: bytes,
-        properties: bytes,
-        body: bytes,
-    ) -> None:
-        """A message has arrived whole."""
-        delivery = Delivery(
-            drained_queue=self.queue,
-            exchange=_text(exchange),
-            routing_key=_text(routing_key),
-            redelivered=redelivered,
-            properties=properties,
-            body=body,
-        )
-        self._drain.received(self._channel, delivery_tag, delivery, unroutable=self._unroutable, copies=self._copies)
-
-    def _cancelled(self, _frame: Any) -> None:
-        log.warning("queue.cancelled", queue=self.queue, problem="the broker ended the consumer")
-        if self._channel is not None and self._channel.is_open:
-            self._channel.close()
-
-    def _channel_closed(self, channel: Any, error: BaseException) -> None:
-        if channel is not self._channel:
-            return
-        self.closed()
-        connection = channel.connection
-        if isinstance(error, pika.exceptions.ChannelClosed) and connection.is_open:
-            wait = self._backoff.next()
-            log.warning("channel.closed", queue=self.queue, problem=str(error), retry_in_seconds=round(wait, 2))
-            self._drain.later(wait, lambda: self.open(connection))
-
-
-class Copies:
-    """Numbers the equal messages without an id that the broker delivers again on one channel."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, int] = {}
-
-    def number(self, content_hash: str | None, delivery: Delivery) -> int:
-        """Which of the redelivered copies this is, from 1; 0 for what was never delivered before."""
-        if content_hash is None or not delivery.redelivered:
-            return 0
-        self._seen[content_hash] = self._seen.get(content_hash, 0) + 1
-        return self._seen[content_hash]
-
-
-class Backoff:
-    """Seconds between attempts: doubling, capped, with jitter."""
-
-    def __init__(self) -> None:
-        self._seconds = FIRST_BACKOFF_SECONDS
-
-    def next(self) -> float:
-        """How long to wait now."""
-        seconds = self._seconds
-        self._seconds = min(seconds * 2, LAST_BACKOFF_SECONDS)
-        return seconds * random.uniform(0.5, 1.0)  # noqa: S311, jitter
-
-    def reset(self) -> None:
-        """It works again."""
-        self._seconds = FIRST_BACKOFF_SECONDS
-
-
-def _text(value: bytes) -> str:
-    return value.decode("utf-8", "backslashreplace")
+        for intake in self._intakes:
+            gauge = self.metrics.depth.labels(intake.queue)
+            channel.queue_declare(
+                intake.queue,
+                passive=True,
+                callback=lambda frame, gauge=gauge: gauge.set(frame.method.message_count),
+            )
+        self._loop.call_later(DEPTH_SECONDS, lambda: self._read_depth(channel))

@@ -22,7 +22,17 @@ class Settings(BaseSettings):
     redis_url: str | None = Field(default=None, description="Where workers leave their notes; optional")
     topology_file: Path = Field(default=Path("definitions.json"), description="The definitions of the topology")
     drain_prefetch: int = Field(default=6000, ge=1, le=65535, description="Letters in hand at most, each queue")
+    drain_held_bytes: int = Field(
+        default=24 * 2**20, ge=1, description="Bytes of letters in hand, each queue; large letters mean fewer"
+    )
+    drain_max_decoded_bytes: int = Field(
+        default=16 * 2**20, ge=0, description="A larger body is stored but not decoded"
+    )
     drain_stop_seconds: float = Field(default=20.0, gt=0, description="Time to finish the batch in hand")
+    health_host: str = Field(default="127.0.0.1", description="Where /livez, /readyz and /metrics are")
+    health_port: int | None = Field(
+        default=None, ge=0, le=65535, description="Its port; 9808 or a free one by default, 0 for a free one"
+    )
     log_format: str = Field(default="auto", pattern="^(auto|json|text)$", description="auto, json or text")
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$", description="Least severe level")
 

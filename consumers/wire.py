@@ -70,6 +70,12 @@ class RawConnection(pika.SelectConnection):  # type: ignore[misc]
         self._receivers.pop(channel_number, None)
         self._contents.pop(channel_number, None)
 
+    def drop(self) -> None:
+        """Cut the connection at once, whatever is under way; the close callback follows."""
+        self._receivers.clear()
+        self._contents.clear()
+        self._terminate_stream(pika.exceptions.StreamLostError("dropped"))
+
     def _on_data_available(self, data_in: bytes) -> None:
         if not self._receivers:
             super()._on_data_available(data_in)
@@ -86,6 +92,8 @@ class RawConnection(pika.SelectConnection):  # type: ignore[misc]
             self._take_frame(kind, channel_number, buffer, offset + 7, end - 1)
             self.bytes_received += end - offset
             offset = end
+            if not self._receivers:  # the connection was dropped or closed meanwhile
+                break
         self._frame_buffer = buffer[offset:]
 
     def _take_frame(self, kind: int, channel_number: int, buffer: bytes, start: int, end: int) -> None:
@@ -113,7 +121,8 @@ class RawConnection(pika.SelectConnection):  # type: ignore[misc]
         self._process_frame(frame)
 
     def _receive(self, receiver: Receiver, channel_number: int, content: _Content) -> None:
-        del self._contents[channel_number]
+        if self._contents.pop(channel_number, None) is None:
+            return  # dropped
         fragments = content.fragments
         receiver.received(
             content.delivery_tag,

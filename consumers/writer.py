@@ -5,7 +5,6 @@ The network loop decodes while this thread waits for the database, so the two ov
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,18 +15,17 @@ from typing import Any
 import sqlalchemy as sa
 import structlog
 
+from consumers.backoff import Backoff
 from consumers.database import DatabaseUnavailableError
 from consumers.failure_notes import FailureNotes
 from consumers.letters import Letter
-from consumers.storing import Stored, store
+from consumers.storing import Arrival, Stored, store
 
 log = structlog.get_logger()
 
 LINGER_SECONDS = 0.02
 """How long a small batch waits for more: far below what a person notices, a commit saved each time."""
 FULL_ROWS = 500
-FIRST_BACKOFF_SECONDS = 0.2
-LAST_BACKOFF_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +51,7 @@ class Receipt:
     source: Any
     tags: list[int]
     refused: list[int]
+    body_bytes: int
 
 
 class Inbox:
@@ -75,6 +74,14 @@ class Inbox:
         """Drop what waits from a channel that is gone: the broker delivers it again."""
         with self._changed:
             self._waiting = [incoming for incoming in self._waiting if incoming.source is not source]
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def oldest_died_at(self) -> datetime | None:
+        """When the letter died that has waited longest; None when nothing waits."""
+        with self._changed:
+            return self._waiting[0].letter.died_at if self._waiting else None
 
     def close(self) -> None:
         """Let the writer finish what is here and end."""
@@ -113,17 +120,17 @@ class Writer(threading.Thread):
         clock: Callable[[], datetime],
         committed: Callable[[list[Receipt], Stored, float], None],
         unavailable: Callable[[str], None],
-        idle: Callable[[], None],
+        chores: Callable[[], None],
         ended: Callable[[], None],
-        idle_seconds: float = 5.0,
+        chores_seconds: float = 3.0,
     ) -> None:
         super().__init__(name="writer", daemon=True)
         self._inbox, self._engine, self._notes, self._clock = inbox, engine, notes, clock
         self._committed, self._unavailable = committed, unavailable
-        self._idle, self._ended = idle, ended
+        self._chores, self._ended = chores, ended
         self.failed = False
         """Whether it ended by an error of ours."""
-        self._idle_seconds = idle_seconds
+        self._chores_seconds, self._chores_at = chores_seconds, 0.0
         self._giving_up = threading.Event()
 
     def give_up(self) -> None:
@@ -141,34 +148,46 @@ class Writer(threading.Thread):
             self._ended()
 
     def _store_batches(self) -> None:
-        while (batch := self._inbox.take(idle_seconds=self._idle_seconds)) is not None:
+        while (batch := self._inbox.take(idle_seconds=self._chores_seconds)) is not None:
+            if time.monotonic() >= self._chores_at:
+                self._chores()
+                self._chores_at = time.monotonic() + self._chores_seconds
             if not batch:
-                self._idle()
                 continue
             arrivals = self._notes.beside([(incoming.letter, incoming.copy) for incoming in batch])
             started = time.monotonic()
             stored = self._until_stored(arrivals)
             if stored is None:
                 return
-            refused = {id(arrival) for arrival in stored.refused}
-            receipts: dict[int, Receipt] = {}
-            for incoming, arrival in zip(batch, arrivals, strict=True):
-                receipt = receipts.setdefault(
-                    id(incoming.source), Receipt(source=incoming.source, tags=[], refused=[])
-                )
-                (receipt.refused if id(arrival) in refused else receipt.tags).append(incoming.tag)
-            self._committed(list(receipts.values()), stored, time.monotonic() - started)
+            self._committed(_receipts(batch, arrivals, stored), stored, time.monotonic() - started)
 
-    def _until_stored(self, arrivals: Sequence[Any]) -> Stored | None:
+    def _until_stored(self, arrivals: Sequence[Arrival]) -> Stored | None:
         """Store a batch, waiting for the database as long as it takes. None when told to give up."""
-        backoff = FIRST_BACKOFF_SECONDS
+        backoff = Backoff(last_seconds=5.0)
         while True:
             try:
                 return store(self._engine, arrivals, now=self._clock())
             except DatabaseUnavailableError as error:
                 self._unavailable(str(error))
-                wait = backoff * random.uniform(0.5, 1.0)  # noqa: S311, jitter
+                wait = backoff.next()
                 log.warning("database.away", problem=str(error), retry_in_seconds=round(wait, 2))
             if self._giving_up.wait(wait):
                 return None
-            backoff = min(backoff * 2, LAST_BACKOFF_SECONDS)
+
+
+def _receipts(batch: Sequence[Incoming], arrivals: Sequence[Arrival], stored: Stored) -> list[Receipt]:
+    refused_ids = {id(arrival) for arrival in stored.refused}
+    sources = {id(incoming.source): incoming.source for incoming in batch}
+    receipts = []
+    for source in sources.values():
+        tags, refused, size = [], [], 0
+        for incoming, arrival in zip(batch, arrivals, strict=True):
+            if incoming.source is not source:
+                continue
+            if refused_ids and id(arrival) in refused_ids:
+                refused.append(incoming.tag)
+            else:
+                tags.append(incoming.tag)
+                size += len(incoming.letter.body)
+        receipts.append(Receipt(source=source, tags=tags, refused=refused, body_bytes=size))
+    return receipts

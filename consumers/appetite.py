@@ -1,0 +1,46 @@
+"""How many letters to ask for at once, so that memory stays bounded whatever their size. Pure."""
+
+from __future__ import annotations
+
+SMALLEST_START = 16
+"""Letters to begin with, before anything is known of their size."""
+LETTER_OVERHEAD_BYTES = 4_000
+"""What a letter holds of memory beside its body, decoded values included."""
+FORGETTING = 0.02
+"""How fast large bodies are forgotten: after some hundred small ones."""
+
+
+class Appetite:
+    """Follows the sizes of the bodies and says how many letters may be in hand."""
+
+    def __init__(self, *, most: int, budget_bytes: int) -> None:
+        self._most, self._budget_bytes = most, budget_bytes
+        self._typical_bytes: float | None = None
+        self.current = min(most, SMALLEST_START)
+
+    def saw(self, body_bytes: int) -> None:
+        """A body of that size is arriving. Large ones count at once, small ones by and by."""
+        size = body_bytes + LETTER_OVERHEAD_BYTES
+        typical = self._typical_bytes or size
+        self._typical_bytes = max(size, typical + FORGETTING * (size - typical))
+
+    @property
+    def wanted(self) -> int:
+        """How many letters fit into the budget."""
+        if self._typical_bytes is None:
+            return self.current
+        return max(1, min(self._most, int(self._budget_bytes / self._typical_bytes)))
+
+    def change(self) -> int | None:
+        """The number to ask for from now on; None while the current one will do."""
+        if self.wanted >= 2 * self.current or self.wanted == self._most > self.current:
+            self.current = self.wanted
+            return self.current
+        if self.wanted < self.current / 2:
+            self.current = self.wanted
+            return self.current
+        return None
+
+    def too_much(self, letters: int, held_bytes: int) -> bool:
+        """Whether what is in hand went beyond any bound, because sizes changed all at once."""
+        return letters > 1 and held_bytes > 2 * self._budget_bytes

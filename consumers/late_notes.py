@@ -1,0 +1,41 @@
+"""Failure notes that could not be read when their letter came: fetched once Redis answers again."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+import structlog
+
+from consumers.database import reading, transaction
+from consumers.dead_letters import dead_letters
+from consumers.failure_notes import FailureNotes
+from consumers.storing import note_values
+
+log = structlog.get_logger()
+
+BATCH = 500
+
+
+def complete(engine: sa.Engine, notes: FailureNotes) -> int:
+    """Read the notes that letters still wait for, some at a time; returns how many letters got theirs.
+
+    A letter whose note is gone for good waits no longer. Raises DatabaseUnavailableError.
+    """
+    c = dead_letters.c
+    with reading(engine) as connection:
+        waiting = connection.execute(
+            sa.select(c.id, c.note_key).where(c.note_key.is_not(None)).order_by(c.id).limit(BATCH)
+        ).all()
+    if not waiting:
+        return 0
+    found = notes.read([row.note_key for row in waiting])
+    if found is None:
+        return 0
+    completed = 0
+    with transaction(engine) as connection:
+        for row in waiting:
+            note = found.get(row.note_key)
+            values = {"note_key": None} | (note_values(note) if note else {})
+            connection.execute(dead_letters.update().where(c.id == row.id).values(**values))
+            completed += note is not None
+    log.info("failure_notes.completed", letters=completed, gone=len(waiting) - completed)
+    return completed
