@@ -17,6 +17,7 @@ from tasks.publishing import ReliableAMQP, at_least_a_second, route_by_name, rou
 from tasks.reliability import Reliability
 from tasks.reliable_task import ReliableTask
 from tasks.retry_policy import RetryPolicy
+from tasks.startup import check_routing_keys
 
 NOTE_TIMEOUT_SECONDS = 2.0
 """How long a worker waits for Redis to take a note, before it rejects without one."""
@@ -66,6 +67,7 @@ def install(
         topology = read_topology(topology)
     if not topology.work_queues:
         raise ConfigurationError("the topology has no work queue: none has an x-dead-letter-exchange")
+    check_routing_keys(topology)
     _refuse_foreign_tasks(app)
     app.reliability = Reliability(
         topology=topology,

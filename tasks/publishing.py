@@ -14,7 +14,9 @@ from typing import Any
 from amqp.exceptions import ChannelError, MessageNacked
 from celery.app.amqp import AMQP
 from celery.exceptions import QueueNotFound
+from kombu.exceptions import OperationalError
 
+from broker_topology.errors import DeadLetterOfficeError
 from broker_topology.message import IDEMPOTENCY_KEY_HEADER, PUBLISHED_AT_HEADER, key_problem
 from broker_topology.topology import Topology
 from tasks.errors import MissingKeyError, PublishRefusedError, UnroutableTaskError
@@ -49,24 +51,19 @@ class ReliableAMQP(AMQP):  # type: ignore[misc]
             producer: Any, name: str, message: Any, idempotency_key: object = None, **options: Any
         ) -> Any:
             del idempotency_key  # it is in the headers by now
-            # Queues are declared by deploy, never by whoever publishes.
-            options.setdefault("declare", [])
-            options.setdefault("mandatory", True)
-            options.setdefault("confirm_timeout", CONFIRM_TIMEOUT_SECONDS)
+            # Queues are declared by deploy, never by whoever publishes. A task that sets nothing passes None.
+            defaults = {"declare": [], "mandatory": True, "confirm_timeout": CONFIRM_TIMEOUT_SECONDS}
+            options = {**options, **{name: value for name, value in defaults.items() if options.get(name) is None}}
             if _is_delayed(options):
                 # The broker would let it expire inside of the first delay queue, and so cut the delay short.
                 # The header "expires" still holds: the worker checks it.
                 options.pop("expiration", None)
             try:
                 return send(producer, name, message, **options)
-            except MessageNacked as error:
+            except BaseException as error:
                 _discard_channel(producer)
-                raise PublishRefusedError(f"the broker refused {name}: its queue is full or unavailable") from error
-            except ChannelError as error:
-                _discard_channel(producer)
-                raise UnroutableTaskError(f"the broker cannot route {name}: {error.reply_text}") from error
-            except BaseException:
-                _discard_channel(producer)
+                if ours := _own_error(name, error):
+                    raise ours from error
                 raise
 
         return send_task_message
@@ -106,7 +103,7 @@ def route_by_name(topology: Topology) -> Callable[..., dict[str, str] | None]:
         name: str, args: Any, kwargs: Any, options: dict[str, Any], task: Any = None, **_: Any
     ) -> dict[str, str] | None:
         del args, kwargs, task
-        if "queue" in options or "exchange" in options:
+        if _is_routed(options):
             return None
         queue = name.partition(".")[0]
         return {"queue": queue} if queue in queues else None
@@ -126,7 +123,7 @@ def route_or_refuse(topology: Topology, *, default_queue: str | None) -> Callabl
         name: str, args: Any, kwargs: Any, options: dict[str, Any], task: Any = None, **_: Any
     ) -> dict[str, str] | None:
         del args, kwargs, task
-        if "queue" in options or "exchange" in options:
+        if _is_routed(options):
             return None
         if default_queue is not None:
             return {"queue": default_queue}
@@ -140,6 +137,11 @@ def route_or_refuse(topology: Topology, *, default_queue: str | None) -> Callabl
     return route
 
 
+def _is_routed(options: dict[str, Any]) -> bool:
+    """Whether the caller chose; a task that chooses nothing passes None."""
+    return bool(options.get("queue") or options.get("exchange"))
+
+
 def _check_key(task_name: str, key: object) -> None:
     if key is None:
         raise MissingKeyError(
@@ -148,6 +150,20 @@ def _check_key(task_name: str, key: object) -> None:
         )
     if problem := key_problem(key):
         raise MissingKeyError(f"{task_name} cannot take this idempotency key: {problem}")
+
+
+def _own_error(name: str, error: BaseException) -> DeadLetterOfficeError | None:
+    """What the broker's answer means; kombu hides it in an OperationalError."""
+    cause = error.__cause__ if isinstance(error, OperationalError) else error
+    match cause:
+        case MessageNacked():
+            return PublishRefusedError(f"the broker refused {name}: its queue is full or unavailable")
+        case TimeoutError():
+            return PublishRefusedError(f"the broker did not confirm {name} in time: it may or may not have it")
+        case ChannelError():
+            return UnroutableTaskError(f"the broker cannot route {name}: {cause.reply_text}")
+        case _:
+            return None
 
 
 def _is_delayed(options: dict[str, Any]) -> bool:

@@ -10,11 +10,18 @@ import os
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 import structlog
 from billiard.einfo import ExceptionWithTraceback
-from celery.exceptions import InvalidTaskError, Reject, TaskRevokedError, TimeLimitExceeded, WorkerLostError
+from celery.exceptions import (
+    InvalidTaskError,
+    Reject,
+    TaskRevokedError,
+    TimeLimitExceeded,
+    WorkerLostError,
+    WorkerShutdown,
+)
 from celery.worker import state
 from celery.worker.consumer import Consumer
 from celery.worker.request import Request
@@ -25,7 +32,7 @@ from tasks.claim import new_token
 from tasks.errors import RedisUnavailableError
 from tasks.failure_text import describe_error
 from tasks.reliability import reliability_of
-from tasks.reliable_task import ReliableTask
+from tasks.startup import EX_CONFIG, StartupError, check_before_start
 
 ABANDON_PATIENCE_SECONDS = 1.0
 """The worker's main process waits no longer for Redis; the lease then has to lapse."""
@@ -35,6 +42,13 @@ log = structlog.get_logger(__name__)
 
 class ReliableConsumer(Consumer):  # type: ignore[misc]
     """Receives messages; whatever cannot become a task run is dead-lettered with a note."""
+
+    class Blueprint(Consumer.Blueprint):  # type: ignore[misc]
+        """Without the step that makes the delay queues: deploy makes them, before the first publish."""
+
+        default_steps: ClassVar[list[str]] = [
+            step for step in Consumer.Blueprint.default_steps if "delayed_delivery" not in step
+        ]
 
     def on_decode_error(self, message: Any, exc: BaseException) -> None:
         """Celery acks what it cannot decode, and it is gone."""
@@ -75,10 +89,13 @@ class ReliableConsumer(Consumer):  # type: ignore[misc]
         return on_task_received
 
     def update_strategies(self) -> None:
-        """Refuse to start with a task that is not ours: its failures would be acked and lost."""
-        for name, task in self.app.tasks.items():
-            if not isinstance(task, ReliableTask):
-                raise InvalidTaskError(f"task {name} must have ReliableTask as its base")
+        """Called on each connection, before the first message: at the first one, see that all is in place."""
+        if not self.restart_count:
+            try:
+                check_before_start(self.app, self.connection)
+            except StartupError as error:
+                log.critical("worker.refuses_to_start", reason=str(error))
+                raise WorkerShutdown(EX_CONFIG) from error
         super().update_strategies()
 
     def _queue_of(self, message: Any) -> str | None:

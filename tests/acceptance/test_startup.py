@@ -1,0 +1,78 @@
+"""A worker that cannot work as promised refuses to start: exit code 78 and one sentence."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import redis
+
+from sandbox.processes import NotReadyError, eventually
+from sandbox.road import Road
+from sandbox.servers import PrivateRedis
+from tests.conftest import VirtualHost
+
+
+def refusal(road: Road, **environment: str) -> str:
+    """Start a worker that must not start; returns why it says so."""
+    road.more_environment |= environment
+    with pytest.raises(NotReadyError):
+        road.worker()
+    worker = road.processes[-1]
+    assert worker.exit_code == os.EX_CONFIG
+    assert "Traceback" not in worker.output()
+    return worker.output()
+
+
+def test_missing_queue(deployed: VirtualHost, road: Road) -> None:
+    """A queue that is not there is named, and never made without its dead-letter exchange. (D2)"""
+    deployed.api("DELETE", "/queues/{vhost}/crm")
+    assert "queue crm is missing on the broker: run broker-topology deploy" in refusal(road)
+    assert deployed.api("GET", "/queues/{vhost}/crm").status_code == 404
+
+
+def test_missing_dead_letter_exchange(deployed: VirtualHost, road: Road) -> None:
+    """Without the dead-letter exchange, dead letters would have nowhere to go. (D3)"""
+    deployed.api("DELETE", "/exchanges/{vhost}/dead-letters")
+    assert "exchange dead-letters is missing on the broker" in refusal(road)
+
+
+def test_queue_with_other_arguments(deployed: VirtualHost, road: Road) -> None:
+    """A queue without the dead-letter exchange that the topology promises is not worked on. (D3)"""
+    deployed.api("DELETE", "/queues/{vhost}/crm")
+    other = {"durable": True, "arguments": {"x-queue-type": "quorum"}}
+    deployed.api("PUT", "/queues/{vhost}/crm", other)
+    why = refusal(road)
+    assert "queue crm is not what the topology says" in why
+    assert "inequivalent arg" in why
+
+
+def test_topology_was_never_deployed(vhost: VirtualHost, road: Road) -> None:
+    """Without the delay queues a retry would be lost; the sentence says what to run. (R3)"""
+    road.amqp_url = vhost.url
+    vhost.api("DELETE", "/exchanges/{vhost}/dead-letters")
+    vhost.api("DELETE", "/exchanges/{vhost}/celery_delayed_27")
+    assert "run broker-topology deploy" in refusal(road)
+
+
+def test_redis_that_may_evict_markers(road: Road, own_redis: PrivateRedis) -> None:
+    """A Redis that evicts would let finished work run again. (I6)"""
+    client = redis.Redis.from_url(own_redis.url)
+    client.config_set("maxmemory", "100mb")
+    client.config_set("maxmemory-policy", "allkeys-lru")
+    client.close()
+    road.redis_url = own_redis.url
+    assert "set it to noeviction" in refusal(road)
+
+
+def test_redis_that_is_away_only_warns(road: Road, own_redis: PrivateRedis) -> None:
+    """A worker starts without Redis: guarded messages wait in the broker. (I7)"""
+    own_redis.kill()
+    road.redis_url = own_redis.url
+    worker = road.worker()
+    assert "startup.redis_away" in worker.output()
+    road.publisher().send_task("crm.sync_customer_record", args=("customer-1", {}))
+    road.publisher().send_task("payments.charge_customer", args=("o-1", 1), idempotency_key="k-1")
+    eventually(lambda: len(road.services.calls("crm")) == 1)
+    own_redis.start()
+    eventually(lambda: road.services.charges("k-1") == [1], seconds=40)
