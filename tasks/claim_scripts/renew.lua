@@ -10,7 +10,8 @@ redis.call('HDEL', key, '')
 local claim = redis.call('HMGET', key, 'state', 'token', 'fence')
 local state, owner = claim[1], claim[2]
 local restored = not state and ARGV[7] == '1'
-local held = restored or (state == 'running' and owner == token)
+-- A run that has stalled long enough to be called in doubt is the one that knows: it may go on.
+local held = restored or (owner == token and (state == 'running' or state == 'in_doubt'))
 
 if ARGV[8] ~= '' and state ~= 'done' and (state or restored) then
   -- The effect of the step has happened, whoever holds the claim now: the next attempt must know.

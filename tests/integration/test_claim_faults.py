@@ -246,7 +246,24 @@ def test_a_password_stays_out_of_errors(own_redis: PrivateRedis, client: redis.R
 
 
 def test_a_run_cut_off_beyond_its_lease_does_not_act(claims: Claims, proxy: Proxy, client: redis.Redis) -> None:
-    """Its duplicate is in doubt rather than run, and it learns that itself before its effect (I6, I9)."""
+    """Its successor runs, and it learns that before its effect (I6)."""
+    verdict = guard(claims, lease_seconds=0.6).begin()
+    assert isinstance(verdict, Run)
+    past = RedisClaims(client)
+    with verdict.claim as claim:
+        proxy.partition()
+        duplicate = execution(payload=fingerprint(ARGUMENTS, {}))
+        eventually(lambda: isinstance(past.begin(duplicate, if_interrupted=PARK), InDoubt))
+        assert isinstance(past.begin(duplicate, permitted_attempt=1), Acquired)
+        proxy.heal()
+        with pytest.raises(LeaseLostError):
+            eventually(claim.ensure_held)
+
+
+def test_a_run_that_was_called_in_doubt_while_it_was_cut_off_may_go_on(
+    claims: Claims, proxy: Proxy, client: redis.Redis
+) -> None:
+    """It alone knows what happened: its result settles the doubt without a person (I9)."""
     verdict = guard(claims, lease_seconds=0.6, if_interrupted="park").begin()
     assert isinstance(verdict, Run)
     past = RedisClaims(client)
@@ -255,8 +272,10 @@ def test_a_run_cut_off_beyond_its_lease_does_not_act(claims: Claims, proxy: Prox
         duplicate = execution(payload=fingerprint(ARGUMENTS, {}))
         eventually(lambda: isinstance(past.begin(duplicate, if_interrupted=PARK), InDoubt))
         proxy.heal()
-        with pytest.raises(LeaseLostError):
-            eventually(claim.ensure_held)
+        claim.ensure_held()
+        assert isinstance(past.begin(duplicate, permitted_attempt=1), Busy)
+        assert claim.complete("paid") == "paid"
+    assert past.begin(duplicate) == Done(result_json='"paid"')
 
 
 ARGUMENTS = ("order-1", 1250)

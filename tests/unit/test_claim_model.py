@@ -20,6 +20,7 @@ KEPT = {
     "stall": (Faults(stalls=1), 2),
     "stall and crash": (Faults(stalls=1, crashes=1), 3),
     "stall and crash, park": (Faults(stalls=1, crashes=1, park=True), 1),
+    "stall, park, a person replays": (Faults(stalls=1, park=True, replays=1), 2),
     "record lost": (Faults(losses=1), 2),
     "record lost and crash": (Faults(losses=1, crashes=1), 3),
     "replies lost": (Faults(lost_replies=2, park=True), 1),
