@@ -43,6 +43,11 @@ class Action(StrEnum):
     SETTLE = "settle"
     EDIT = "edit"
     PURGE = "purge"
+    SETTLE_GROUP = "settle_group"
+    IGNORE_GROUP = "ignore_group"
+    REOPEN_GROUP = "reopen_group"
+    MUTE_GROUP = "mute_group"
+    REGROUP = "regroup"
 
 
 class ReasonMissingError(DeadLetterOfficeError):
@@ -90,7 +95,10 @@ def record(
         connection.execute(audit_log.insert(), rows)
 
 
-def audit_of(connection: sa.Connection, *, letter_id: int) -> list[dict[str, Any]]:
-    """What was done to one letter, oldest first."""
-    query = sa.select(audit_log).where(audit_log.c.letter_id == letter_id).order_by(audit_log.c.id)
+def audit_of(
+    connection: sa.Connection, *, letter_id: int | None = None, group_id: int | None = None
+) -> list[dict[str, Any]]:
+    """What was done to one letter or one group, oldest first."""
+    about = audit_log.c.letter_id == letter_id if group_id is None else audit_log.c.group_id == group_id
+    query = sa.select(audit_log).where(about).order_by(audit_log.c.id)
     return [dict(row._mapping) for row in connection.execute(query)]

@@ -13,6 +13,7 @@ import alembic.config
 import sqlalchemy as sa
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from broker_topology.errors import ConfigurationError, DeadLetterOfficeError
@@ -126,6 +127,11 @@ def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
             yield connection
     except DBAPIError as error:
         raise DatabaseUnavailableError(database_problem(error)) from error
+
+
+def insert_of(connection: sa.Connection, table: sa.Table) -> Any:
+    """An INSERT that knows ON CONFLICT, in the connection's dialect."""
+    return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
 
 
 def database_problem(error: Exception) -> str:
