@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from broker_topology.notes import MAX_MESSAGE_LENGTH, MAX_TRACEBACK_LENGTH, FailureNote, cut
 from consumers.database import UtcDateTime, database_problem, transaction
 from consumers.dead_letters import State, dead_letters
+from consumers.filing import Filed, Filing
 from consumers.letters import MAX_NAME_LENGTH, Letter, storable
 from consumers.replays import link_renewed_deaths
 
@@ -52,20 +53,21 @@ class Stored:
     """Letters that the database does not take in any form."""
 
 
-def store(engine: sa.Engine, arrivals: Sequence[Arrival], *, now: datetime) -> Stored:
-    """Store a batch. A batch that the database refuses is split until the one letter is found.
+def store(engine: sa.Engine, arrivals: Sequence[Arrival], *, now: datetime, filing: Filing | None = None) -> Stored:
+    """Store a batch, each letter with its group. A batch that the database refuses is split until the one is found.
 
     Raises DatabaseUnavailableError when nothing can be stored now; then nothing of the batch part in hand is.
     """
     if not arrivals:
         return Stored()
+    filing = filing or Filing()
     try:
-        return _store_all(engine, arrivals, now)
+        return _store_all(engine, arrivals, now, filing)
     except _RowRefusedError as error:
         if len(arrivals) == 1:
-            return _store_raw(engine, arrivals[0], str(error), now)
+            return _store_raw(engine, arrivals[0], str(error), now, filing)
     half = len(arrivals) // 2
-    parts = [store(engine, arrivals[:half], now=now), store(engine, arrivals[half:], now=now)]
+    parts = [store(engine, part, now=now, filing=filing) for part in (arrivals[:half], arrivals[half:])]
     return Stored(
         new=[letter for part in parts for letter in part.new],
         known=sum(part.known for part in parts),
@@ -73,7 +75,7 @@ def store(engine: sa.Engine, arrivals: Sequence[Arrival], *, now: datetime) -> S
     )
 
 
-def _store_raw(engine: sa.Engine, arrival: Arrival, problem: str, now: datetime) -> Stored:
+def _store_raw(engine: sa.Engine, arrival: Arrival, problem: str, now: datetime, filing: Filing) -> Stored:
     """Store the bare bytes of a letter whose decoded values the database refuses."""
     raw = replace(
         arrival.letter,
@@ -86,7 +88,7 @@ def _store_raw(engine: sa.Engine, arrival: Arrival, problem: str, now: datetime)
         decode_problem=storable(cut(f"the decoded letter was refused: {problem}", MAX_MESSAGE_LENGTH)),
     )
     try:
-        return _store_all(engine, [Arrival(letter=raw)], now)
+        return _store_all(engine, [Arrival(letter=raw)], now, filing)
     except _RowRefusedError:
         return Stored(refused=[arrival])
 
@@ -95,22 +97,27 @@ class _RowRefusedError(Exception):
     """Some row of the batch is at fault, not the state of the database."""
 
 
-def _store_all(engine: sa.Engine, arrivals: Sequence[Arrival], now: datetime) -> Stored:
+def _store_all(engine: sa.Engine, arrivals: Sequence[Arrival], now: datetime, filing: Filing) -> Stored:
+    filed: list[Filed] = []
     insert = _INSERTS[engine.dialect.name]
     with transaction(engine) as connection:
         try:
             fresh = _without_redelivered(connection, arrivals, now)
-            ids = insert(connection, [_row(arrival, now) for arrival in fresh])
-            new = [
-                StoredLetter(letter_id=letter_id, arrival=arrival)
-                for arrival in fresh
-                if (letter_id := ids.pop(arrival.letter.identity, None)) is not None
-            ]
+            placed = filing.place(connection, [(arrival.letter, arrival.note) for arrival in fresh], now=now)
+            rows = [_row(arrival, now, group_id) for arrival, (_, group_id) in zip(fresh, placed, strict=True)]
+            ids = insert(connection, rows)
+            new = []
+            for arrival, (about, group_id) in zip(fresh, placed, strict=True):
+                if (letter_id := ids.pop(arrival.letter.identity, None)) is not None:
+                    new.append(StoredLetter(letter_id=letter_id, arrival=arrival))
+                    filed.append(Filed(letter_id=letter_id, letter=arrival.letter, about=about, group_id=group_id))
             _link(connection, new, now)
+            filing.count(connection, filed, now=now)
         except (DBAPIError, engine.dialect.loaded_dbapi.Error, ValueError, TypeError, OverflowError) as error:
             if _is_fault_of_row(error):
                 raise _RowRefusedError(database_problem(error)) from error
             raise
+    filing.committed(filed)
     return Stored(new=new, known=len(arrivals) - len(new))
 
 
@@ -150,7 +157,7 @@ def _without_redelivered(connection: sa.Connection, arrivals: Sequence[Arrival],
 _REDELIVERY_WINDOW = timedelta(hours=1)
 
 
-def _row(arrival: Arrival, now: datetime) -> Row:
+def _row(arrival: Arrival, now: datetime, group_id: int) -> Row:
     letter, note = arrival.letter, arrival.note
     return (
         letter.identity,
@@ -178,6 +185,7 @@ def _row(arrival: Arrival, now: datetime) -> Row:
         False,
         arrival.note_key,
         *(_NO_NOTE if note is None else note_values(note).values()),
+        group_id,
     )
 
 
@@ -198,7 +206,7 @@ def note_values(note: FailureNote) -> dict[str, Any]:
 
 
 # In the order of the table, which _row follows.
-_COLUMNS = [column.name for column in dead_letters.c if column.name not in {"id", "group_id"}]
+_COLUMNS = [column.name for column in dead_letters.c if column.name != "id"]
 _NO_NOTE = (None,) * 10
 
 

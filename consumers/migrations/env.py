@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from consumers import audit, dead_letters, replays  # noqa: F401, they fill the metadata
+from consumers import alerts, audit, dead_letters, groups, replays  # noqa: F401, they fill the metadata
 from consumers.database import metadata
 
 context.configure(

@@ -1,0 +1,165 @@
+"""What the storing transaction does beside storing: letters into groups, and what groups say into the outbox."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from broker_topology.notes import FailureNote, cut
+from consumers.alert_config import AlertConfig
+from consumers.alerts import Alert, let_through, write
+from consumers.fingerprints import Fingerprint, fingerprint
+from consumers.grouping import Groups, Sorted, Spoken, Stack, count
+from consumers.groups import failure_groups
+from consumers.letters import MAX_NAME_LENGTH, Letter, storable
+from consumers.masking import masked_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filed:
+    """One letter that was stored, with its group."""
+
+    letter_id: int
+    letter: Letter
+    about: Sorted
+    group_id: int
+
+
+class Filing:
+    """Groups letters and lets groups speak; one for each process that stores."""
+
+    def __init__(self, config: AlertConfig | None = None) -> None:
+        self._config = config or AlertConfig()
+        self._groups = Groups()
+
+    def place(
+        self, connection: sa.Connection, letters: Sequence[tuple[Letter, FailureNote | None]], *, now: datetime
+    ) -> list[tuple[Sorted, int]]:
+        """What matters of each letter to its group, and the group's id."""
+        about = [sorted_letter(letter, note) for letter, note in letters]
+        return list(zip(about, self._groups.place(connection, about, now=now), strict=True))
+
+    def count(self, connection: sa.Connection, filed: Sequence[Filed], *, now: datetime) -> None:
+        """Count what was stored into the groups, and write down what they say."""
+        stacks: dict[int, Stack] = {}
+        for one in filed:
+            stack = stacks.setdefault(one.group_id, Stack(group_id=one.group_id, letters=[], letter_ids=[]))
+            stack.letters.append(one.about)
+            stack.letter_ids.append(one.letter_id)
+        spoken = count(connection, list(stacks.values()), now=now, rules=self._config.rules)
+        if spoken:
+            self._write(connection, spoken, {one.letter_id: one for one in filed}, now)
+
+    def committed(self, filed: Sequence[Filed]) -> None:
+        """The transaction stands: its groups may be remembered."""
+        self._groups.remember((one.about, one.group_id) for one in filed)
+
+    def _write(self, connection: sa.Connection, spoken: list[Spoken], filed: dict[int, Filed], now: datetime) -> None:
+        rules = self._config.rules
+        number = int(now.timestamp() // rules.storm_window.total_seconds())
+        window_at = datetime.fromtimestamp(number * rules.storm_window.total_seconds(), tz=now.tzinfo)
+        allowed = let_through(connection, len(spoken), window_at=window_at, cap=rules.storm_cap)
+        c = failure_groups.c
+        heard, held_back = spoken[:allowed], spoken[allowed:]
+        if held_back:
+            silent = [one.group_id for one in held_back]
+            connection.execute(
+                failure_groups.update().where(c.id.in_(silent)).values(spoke_at=None, follow_up_at=None)
+            )
+        rows = connection.execute(sa.select(failure_groups).where(c.id.in_([one.group_id for one in heard])))
+        groups = {row.id: dict(row._mapping) for row in rows}
+        for one in heard:
+            group, letter = groups[one.group_id], filed[one.letter_id]
+            alert = Alert(
+                kind=one.kind,
+                # The count never comes back, so each time is another one.
+                about=f"{one.kind}:group:{one.group_id}:{one.letters}",
+                group_id=one.group_id,
+                facts={
+                    "group": group_facts(group),
+                    "letter": letter_facts(letter),
+                    "contradicts": one.contradicts,
+                    "command": f"dead-letters groups show {one.group_id}",
+                },
+            )
+            addresses = self._config.addresses(
+                one.kind, now=now, task=group["task_name"], queues=tuple(json.loads(group["queues"]))
+            )
+            write(connection, alert, addresses, now=now)
+
+
+def sorted_letter(letter: Letter, note: FailureNote | None) -> Sorted:
+    """What of a letter and its note matters to the group."""
+    reason = letter.reason
+    if note is not None and not note.error_type and note.reason:
+        reason = str(note.reason)
+    if note is None or not (note.error_type or note.fingerprint):
+        made = _unsaid(letter.task_name, letter.queue, reason)
+    else:
+        made = fingerprint(
+            task_name=letter.task_name,
+            error_type=str(note.error_type),
+            error_message=str(note.error_message),
+            traceback=str(note.traceback),
+            own=None if note.fingerprint is None else str(note.fingerprint),
+            queue=letter.queue,
+            reason=reason,
+        )
+    return Sorted(
+        fingerprint=made,
+        task_name=letter.task_name,
+        error_type=_name(note.error_type) if note is not None else None,
+        queue=letter.queue,
+        release=_name(note.release) if note is not None else None,
+        died_at=letter.died_at,
+        returned=letter.replay_key is not None,
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _unsaid(task_name: str | None, queue: str, reason: str) -> Fingerprint:
+    return fingerprint(task_name=task_name, queue=queue, reason=reason)
+
+
+def _name(text: object) -> str | None:
+    return None if not text else cut(storable(str(text)) or "", MAX_NAME_LENGTH)
+
+
+def group_facts(group: dict[str, Any]) -> dict[str, Any]:
+    """A group as alerts tell it."""
+    return {
+        "id": group["id"],
+        "title": group["title"],
+        "task": group["task_name"],
+        "error_type": group["error_type"],
+        "state": group["state"],
+        "letters": group["letters"],
+        "returned_from_replays": group["returned"],
+        "first_seen_at": group["first_seen_at"],
+        "last_seen_at": group["last_seen_at"],
+        "tasks": json.loads(group["tasks"]),
+        "queues": json.loads(group["queues"]),
+        "releases": json.loads(group["releases"]),
+    }
+
+
+def letter_facts(filed: Filed) -> dict[str, Any]:
+    """One letter as alerts tell it: values of sensitive names are masked."""
+    letter = filed.letter
+    return {
+        "id": filed.letter_id,
+        "task_id": letter.task_id,
+        "queue": letter.queue,
+        "reason": letter.reason,
+        "died_at": letter.died_at,
+        "release": filed.about.release,
+        "returned_from_replay": filed.about.returned,
+        "args": masked_json(letter.args),
+        "kwargs": masked_json(letter.kwargs),
+    }
