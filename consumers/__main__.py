@@ -21,6 +21,8 @@ from broker_topology.topology import read_topology
 from consumers import audit, dead_letters, showing
 from consumers import replay as replaying
 from consumers.audit import Act
+from consumers.alert_config import read_alert_config
+from consumers.alert_service import AlertService, Watched
 from consumers.chores import DrainChores
 from consumers.database import (
     DatabaseUnavailableError,
@@ -33,9 +35,10 @@ from consumers.database import (
 from consumers.dead_letters import Filter, State
 from consumers.drain import Drain, DrainFailedError, DrainOptions
 from consumers.failure_notes import FailureNotes
+from consumers.filing import Filing
 from consumers.health import AddressTakenError, Health, HealthServer
 from consumers.metrics import DrainMetrics
-from consumers.occurrences import Occurrences
+from consumers.occurrences import announce
 from consumers.settings import Settings, read_settings
 from consumers.wire import connected
 
@@ -113,6 +116,7 @@ def drain(auto_upgrade: bool) -> None:
     topology = read_topology(settings.topology_file)
     if not topology.drained_queues:
         raise ConfigurationError(f"{settings.topology_file} has no dead-letter queue to drain")
+    alert_config = read_alert_config(settings.alerts_file, settings.alert_urls)
     engine = open_database(settings.database_url)
     require_schema(engine, auto_upgrade=auto_upgrade or engine.dialect.name == "sqlite")
     notes, health, metrics = FailureNotes(settings.redis_url), Health(), DrainMetrics()
@@ -122,7 +126,8 @@ def drain(auto_upgrade: bool) -> None:
         topology=topology,
         engine=engine,
         notes=notes,
-        announce=Occurrences(engine).announce,
+        announce=announce,
+        filing=Filing(alert_config),
         chores=DrainChores(engine, notes, health).run,
         health=health,
         metrics=metrics,
@@ -133,11 +138,23 @@ def drain(auto_upgrade: bool) -> None:
             stop_seconds=settings.drain_stop_seconds,
         ),
     )
+    speaker = AlertService(
+        engine,
+        alert_config,
+        clock=_now,
+        watched=Watched(
+            depths=metrics.depths,
+            oldest_seconds=metrics.oldest_seconds,
+            storing_problem=lambda: health.problem("database"),
+        ),
+    )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())
+    speaker.start()
     try:
         service.run()
     finally:
+        speaker.stop()
         server.close()
         engine.dispose()
 

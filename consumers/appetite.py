@@ -5,7 +5,8 @@ from __future__ import annotations
 SMALLEST_START = 16
 """Letters to begin with, before anything is known of their size."""
 LETTER_OVERHEAD_BYTES = 4_000
-"""What a letter holds of memory beside its body, decoded values included."""
+COPIES = 3
+"""A body is in memory about that often: as it came, decoded, and on its way into the database."""
 FORGETTING = 0.02
 """How fast large bodies are forgotten: after some hundred small ones."""
 
@@ -20,7 +21,7 @@ class Appetite:
 
     def saw(self, body_bytes: int) -> None:
         """A body of that size is arriving. Large ones count at once, small ones by and by."""
-        size = body_bytes + LETTER_OVERHEAD_BYTES
+        size = COPIES * body_bytes + LETTER_OVERHEAD_BYTES
         typical = self._typical_bytes or size
         self._typical_bytes = max(size, typical + FORGETTING * (size - typical))
 
@@ -43,4 +44,4 @@ class Appetite:
 
     def too_much(self, letters: int, held_bytes: int) -> bool:
         """Whether what is in hand went beyond any bound, because sizes changed all at once."""
-        return letters > 1 and held_bytes > 2 * self._budget_bytes
+        return letters > 1 and held_bytes > self._budget_bytes

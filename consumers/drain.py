@@ -21,6 +21,7 @@ from broker_topology.topology import Topology
 from consumers.appetite import Appetite
 from consumers.backoff import Backoff
 from consumers.failure_notes import FailureNotes
+from consumers.filing import Filing
 from consumers.health import Health
 from consumers.intake import Copies, Intake
 from consumers.letters import Delivery, read_letter
@@ -42,10 +43,10 @@ class DrainOptions:
 
     prefetch: int = 6000
     """Letters in hand at most, for each queue."""
-    held_bytes: int = 24 * 1024 * 1024
+    held_bytes: int = 16 * 1024 * 1024
     """Bytes of letters in hand, for each queue; large letters lower the prefetch accordingly."""
     max_batch_rows: int = 1500
-    max_batch_bytes: int = 8 * 1024 * 1024
+    max_batch_bytes: int = 4 * 1024 * 1024
     max_decoded_bytes: int = MAX_DECODED_BYTES
     stop_seconds: float = 20.0
     """How long the batch in hand may take to finish after a stop was asked for."""
@@ -76,6 +77,7 @@ class Drain:
         health: Health | None = None,
         metrics: DrainMetrics | None = None,
         clock: Callable[[], datetime] = utc_now,
+        filing: Filing | None = None,
     ) -> None:
         self._parameters = connection_parameters(amqp_url, name="dead-letters drain")
         self._options = options or DrainOptions()
@@ -97,6 +99,7 @@ class Drain:
             unavailable=self._database_away,
             chores=chores,
             ended=lambda: self._loop.add_callback_threadsafe(self._writer_ended),
+            filing=filing,
         )
         self._intakes = [
             Intake(
@@ -248,6 +251,7 @@ class Drain:
 
     def _turn(self) -> None:
         self.health.turned()
+        self.metrics.turns.inc()
         self._loop.call_later(TURN_SECONDS, self._turn)
 
     def _oldest_seconds(self) -> float:

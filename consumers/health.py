@@ -49,6 +49,11 @@ class Health:
         with self._lock:
             self._problems[part] = problem
 
+    def problem(self, part: str) -> str | None:
+        """Why a part does not work; None while it does."""
+        with self._lock:
+            return self._problems.get(part)
+
     def turned(self) -> None:
         """The network loop goes round."""
         self._turned_at = self._monotonic()

@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -35,7 +34,7 @@ _READ_HEADERS = [
     for name in ("task", "id", "retries", "compression", IDEMPOTENCY_KEY_HEADER, REPLAY_ID_HEADER)
 ]
 # Both change when the broker delivers the same message again.
-_DELIVERY_COUNTS = (b"x-delivery-count", b"x-acquired-count")
+_DELIVERY_COUNTS = frozenset({b"x-delivery-count", b"x-acquired-count"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +90,11 @@ def read_letter(
     message = _message(header, delivery.body, max_body_bytes)
     death = header.death
     args, kwargs, problem = _arguments(message)
-    content = _digest(delivery, header)
-    known = bool(message.task_id or header.message_id)
+    known = message.task_id or header.message_id
+    digest = _death_digest(delivery, message, known, death) if known else _content_digest(delivery, header)
     return Letter(
-        identity=content if known else uuid.uuid4().hex,
-        content_hash=None if known else content,
+        identity=digest if known else uuid.uuid4().hex,
+        content_hash=None if known else digest,
         redelivered=delivery.redelivered,
         body=delivery.body,
         properties=delivery.properties,
@@ -126,8 +125,7 @@ class _Header:
     content_encoding: str | None = None
     message_id: str | None = None
     death: Death | None = None
-    stable_parts: Sequence[bytes] = ()
-    """Its bytes, less what the broker changes when it delivers the same message again."""
+    outline: Outline | None = None
     problem: str | None = None
 
 
@@ -140,10 +138,10 @@ def _read_header(raw: bytes) -> _Header:
             content_encoding=outline.text("content_encoding"),
             message_id=outline.text("message_id"),
             death=_death(outline.first_of(b"x-death")),
-            stable_parts=outline.parts_without(_DELIVERY_COUNTS),
+            outline=outline,
         )
     except MalformedPropertiesError as error:
-        return _Header(headers={}, stable_parts=[raw], problem=str(error))
+        return _Header(headers={}, problem=str(error))
 
 
 @functools.lru_cache(maxsize=256)
@@ -157,14 +155,28 @@ def _death(raw: bytes | None) -> Death | None:
         return None
 
 
-def _digest(delivery: Delivery, header: _Header) -> str:
-    """Equal for two deliveries of one message: everything that the broker does not change between them."""
-    digest = hashlib.blake2b(delivery.drained_queue.encode("utf-8", "backslashreplace"), digest_size=16)
-    digest.update(b"\0")
-    for part in header.stable_parts:
-        digest.update(part)
-    digest.update(b"\0")
+def _death_digest(delivery: Delivery, message: TaskMessage, known: str, death: Death | None) -> str:
+    """Equal for two deliveries of one death, different for two deaths.
+
+    Made of what the death is, not of the bytes of the header: a broker that delivers a message again adds
+    headers, and 4.x then puts all of them into another order.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    said = (delivery.drained_queue, known, message.retries, message.replay_id, delivery.routing_key, death)
+    digest.update(repr(said).encode("utf-8", "backslashreplace"))
     digest.update(delivery.body)
+    return digest.hexdigest()
+
+
+def _content_digest(delivery: Delivery, header: _Header) -> str:
+    """Equal for two deliveries of one message without an id, and for another message just like it."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(delivery.drained_queue.encode("utf-8", "backslashreplace"))
+    outline = header.outline
+    parts = outline.stable_parts(without=_DELIVERY_COUNTS) if outline else [delivery.properties]
+    for part in [*parts, delivery.body]:
+        digest.update(b"%d:" % len(part))
+        digest.update(part)
     return digest.hexdigest()
 
 

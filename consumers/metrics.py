@@ -43,12 +43,23 @@ class DrainMetrics:
             f"{prefix}_oldest_waiting_seconds", "Age of the oldest letter that is not stored", registry=registry
         )
         self._in_hand = Gauge(f"{prefix}_in_hand", "Letters received and not stored", registry=registry)
+        self.turns = Counter(f"{prefix}_turns", "Rounds of the network loop's own clock", registry=registry)
         self.prefetch = Gauge(f"{prefix}_prefetch", "Letters asked for at once", ["queue"], registry=registry)
 
     def watch(self, *, oldest_seconds: Callable[[], float], in_hand: Callable[[], int]) -> None:
         """Read these when asked."""
         self._oldest.set_function(oldest_seconds)
         self._in_hand.set_function(in_hand)
+
+    def depths(self) -> dict[str, float]:
+        """Messages ready in each queue, as last read."""
+        return {
+            sample.labels["queue"]: sample.value for metric in self.depth.collect() for sample in metric.samples
+        }
+
+    def oldest_seconds(self) -> float:
+        """Age of the oldest letter that waits to be stored."""
+        return self.registry.get_sample_value("dead_letters_oldest_waiting_seconds") or 0.0
 
     def stored(self, batch: Stored, seconds: float) -> None:
         """Count one commit."""

@@ -139,13 +139,12 @@ class Outline:
             return None
         return self._raw[start + 5 : _value_end(self._raw, start + 5, end)]
 
-    def parts_without(self, keys: tuple[bytes, ...]) -> list[bytes]:
-        """The whole header as it would be without some headers: for a digest, not for a republish."""
-        cuts = [self._spans["headers"][0], self._spans["headers"][0] + 4] if self._headers else []
-        for start, after, key in sorted((*self._headers[key], key) for key in keys if key in self._headers):
-            cuts += [start - len(key) - 1, after]
-        bounds = [0, *cuts, len(self._raw)]
-        return [self._raw[bounds[n] : bounds[n + 1]] for n in range(0, len(bounds), 2)]
+    def stable_parts(self, *, without: frozenset[bytes]) -> list[bytes]:
+        """The bytes less some headers, for a digest: a broker that adds a header sorts them all."""
+        raw = self._raw
+        parts = [raw[start:end] for name, (start, end) in self._spans.items() if name != "headers"]
+        headers = sorted((key, raw[at:end]) for key, (at, end) in self._headers.items() if key not in without)
+        return parts + [part for header in headers for part in header]
 
 
 def read_value(raw: bytes) -> Any:

@@ -23,7 +23,7 @@ class Settings(BaseSettings):
     topology_file: Path = Field(default=Path("definitions.json"), description="The definitions of the topology")
     drain_prefetch: int = Field(default=6000, ge=1, le=65535, description="Letters in hand at most, each queue")
     drain_held_bytes: int = Field(
-        default=24 * 2**20, ge=1, description="Bytes of letters in hand, each queue; large letters mean fewer"
+        default=16 * 2**20, ge=1, description="Bytes of letters in hand, each queue; large letters mean fewer"
     )
     drain_max_decoded_bytes: int = Field(
         default=16 * 2**20, ge=0, description="A larger body is stored but not decoded"
@@ -33,6 +33,8 @@ class Settings(BaseSettings):
     health_port: int | None = Field(
         default=None, ge=0, le=65535, description="Its port; 9808 or a free one by default, 0 for a free one"
     )
+    alerts_file: Path | None = Field(default=None, description="Who hears which alert: a TOML file; optional")
+    alert_urls: str | None = Field(default=None, description="Apprise addresses that hear every alert; optional")
     log_format: str = Field(default="auto", pattern="^(auto|json|text)$", description="auto, json or text")
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$", description="Least severe level")
 

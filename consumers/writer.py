@@ -18,6 +18,7 @@ import structlog
 from consumers.backoff import Backoff
 from consumers.database import DatabaseUnavailableError
 from consumers.failure_notes import FailureNotes
+from consumers.filing import Filing
 from consumers.letters import Letter
 from consumers.storing import Arrival, Stored, store
 
@@ -123,11 +124,13 @@ class Writer(threading.Thread):
         chores: Callable[[], None],
         ended: Callable[[], None],
         chores_seconds: float = 3.0,
+        filing: Filing | None = None,
     ) -> None:
         super().__init__(name="writer", daemon=True)
         self._inbox, self._engine, self._notes, self._clock = inbox, engine, notes, clock
         self._committed, self._unavailable = committed, unavailable
         self._chores, self._ended = chores, ended
+        self._filing = filing or Filing()
         self.failed = False
         """Whether it ended by an error of ours."""
         self._chores_seconds, self._chores_at = chores_seconds, 0.0
@@ -166,7 +169,7 @@ class Writer(threading.Thread):
         backoff = Backoff(last_seconds=5.0)
         while True:
             try:
-                return store(self._engine, arrivals, now=self._clock())
+                return store(self._engine, arrivals, now=self._clock(), filing=self._filing)
             except DatabaseUnavailableError as error:
                 self._unavailable(str(error))
                 wait = backoff.next()

@@ -93,12 +93,12 @@ def test_deep_nesting_is_shown_as_bytes() -> None:
 
 def test_delivery_counts_are_taken_out() -> None:
     """What differs between two deliveries of one message can be left out (D1)."""
-    raw = raw_properties([(b"x-delivery-count", b"l" + bytes(8)), (b"a", b"V")])
-    other = raw_properties([(b"a", b"V"), (b"x-acquired-count", b"b\x01")])
-    counts = (b"x-delivery-count", b"x-acquired-count")
-    parts = [b"".join(Outline(one).parts_without(counts)) for one in (raw, other, raw_properties([(b"a", b"V")]))]
-    assert parts[0] == parts[1] == parts[2]
-    assert parts[0] != b"".join(Outline(raw_properties([(b"b", b"V")])).parts_without(counts))
+    other = raw_properties([(b"b", b"V"), (b"a", b"V"), (b"x-acquired-count", b"b\x01")])
+    raw = raw_properties([(b"x-delivery-count", b"l" + bytes(8)), (b"a", b"V"), (b"b", b"V")])
+    counts = frozenset({b"x-delivery-count", b"x-acquired-count"})
+    parts = [Outline(one).stable_parts(without=counts) for one in (raw, other)]
+    assert parts[0] == parts[1]
+    assert parts[0] != Outline(raw_properties([(b"a", b"V")])).stable_parts(without=counts)
 
 
 @given(st.binary(max_size=200))

@@ -1,0 +1,245 @@
+"""The drain as a process: killed, stopped, cut off, and left without its servers."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import sqlalchemy as sa
+
+from consumers.database import open_database, reading, require_schema
+from consumers.dead_letters import dead_letters
+from sandbox.processes import Process, eventually, free_port
+from sandbox.servers import PrivatePostgreSQL, PrivateRabbitMQ
+from tests.conftest import DEFINITIONS, VirtualHost
+from tests.integration.mailroom import DEAD_LETTER_QUEUE, depth, publish, raw_properties, task_headers
+
+StartDrain = Callable[..., Process]
+
+
+@pytest.fixture
+def start_drain(tmp_path: Path) -> Iterator[StartDrain]:
+    """Starts drain processes; whatever still runs in the end is killed."""
+    started: list[Process] = []
+
+    def start(url: str, database_url: str, **settings: str) -> Process:
+        process = Process(
+            [sys.executable, "-m", "consumers", "drain"],
+            log=tmp_path / f"drain-{len(started)}.log",
+            env={
+                "AMQP_URL": url,
+                "DATABASE_URL": database_url,
+                "TOPOLOGY_FILE": str(DEFINITIONS),
+                "REDIS_URL": "",
+                "HEALTH_PORT": "0",
+                "LOG_FORMAT": "json",
+                **settings,
+            },
+            cwd=tmp_path,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+def letters(count: int) -> list[tuple[bytes, bytes]]:
+    return [
+        (raw_properties(task_headers(task_id=str(uuid.uuid4()))), json.dumps([[n], {}, {}]).encode())
+        for n in range(count)
+    ]
+
+
+def row_count(engine: sa.Engine) -> int:
+    with reading(engine) as connection:
+        return connection.execute(sa.select(sa.func.count()).select_from(dead_letters)).scalar_one()
+
+
+def body_count(engine: sa.Engine) -> int:
+    """How many different messages there are: more rows than that are doubles."""
+    with reading(engine) as connection:
+        query = sa.select(sa.func.count(sa.distinct(dead_letters.c.task_id)))
+        return connection.execute(query).scalar_one()
+
+
+def readiness(port: int) -> dict[str, Any]:
+    try:
+        answer: dict[str, Any] = httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=5).json()
+    except httpx.HTTPError as error:
+        return {"ok": None, "reasons": [str(error)]}
+    return answer
+
+
+def test_sigterm_finishes_the_batch_and_exits_with_zero(
+    deployed: VirtualHost, engine: sa.Engine, start_drain: StartDrain
+) -> None:
+    """What was stored is acknowledged, what was not is still in the queue, the exit code is 0 (D1)."""
+    publish(deployed.url, letters(3000))
+    drain = start_drain(deployed.url, engine.url.render_as_string(hide_password=False))
+    eventually(lambda: row_count(engine) > 0, every=0.01)
+    assert drain.stop() == 0
+    stored = row_count(engine)
+    eventually(lambda: stored + depth(deployed.url, DEAD_LETTER_QUEUE) == 3000)
+
+
+@pytest.mark.parametrize("kills", [8, pytest.param(200, marks=pytest.mark.soak)])
+def test_two_drains_that_are_killed_lose_and_double_nothing(
+    deployed: VirtualHost, engine: sa.Engine, start_drain: StartDrain, kills: int
+) -> None:
+    """SIGKILL at random moments while letters pass, two drains at once: each letter is one row (D1)."""
+    total = 20_000 if kills > 100 else 3000
+    url = engine.url.render_as_string(hide_password=False)
+    batch = letters(total)
+    rng = random.Random(kills)
+    drains = [start_drain(deployed.url, url) for _ in range(2)]
+    for number in range(kills):
+        share = total // kills
+        publish(deployed.url, batch[number * share : (number + 1) * share])
+        # From "nothing of this share is stored" to "nearly all of it is".
+        goal = number * share + rng.randrange(share)
+        eventually(lambda goal=goal: row_count(engine) >= goal, every=0.005)  # type: ignore[misc]
+        drains[number % 2].kill()
+        drains[number % 2] = start_drain(deployed.url, url)
+    publish(deployed.url, batch[kills * (total // kills) :])
+    eventually(lambda: body_count(engine) == total, seconds=60)
+    eventually(lambda: depth(deployed.url, DEAD_LETTER_QUEUE) == 0)
+    for drain in drains:
+        eventually(lambda drain=drain: "broker.connected" in drain.output())  # type: ignore[misc]
+        assert drain.stop() == 0
+    assert depth(deployed.url, DEAD_LETTER_QUEUE) == 0
+    assert row_count(engine) == total
+
+
+def test_25_kills_of_a_drain_that_holds_the_same_letters_drop_none(
+    deployed: VirtualHost, postgresql_url: str, start_drain: StartDrain
+) -> None:
+    """A crash-looping drain never brings a letter to a delivery limit (D1, D3)."""
+    engine = open_database(postgresql_url)
+    require_schema(engine, auto_upgrade=True)
+    publish(deployed.url, letters(10))
+    with engine.connect() as blocker:
+        # The drain holds its letters for as long as their table is locked.
+        blocker.execute(sa.text("LOCK TABLE dead_letters IN ACCESS EXCLUSIVE MODE"))
+        for _ in range(25):
+            port = free_port()
+            drain = start_drain(deployed.url, postgresql_url, HEALTH_PORT=str(port))
+            eventually(lambda: depth(deployed.url, DEAD_LETTER_QUEUE) == 0, every=0.02)
+            drain.kill()
+            eventually(lambda: depth(deployed.url, DEAD_LETTER_QUEUE) == 10, every=0.02)
+    start_drain(deployed.url, postgresql_url)
+    eventually(lambda: row_count(engine) == 10)
+    engine.dispose()
+
+
+def test_health_follows_the_database(
+    deployed: VirtualHost, own_postgresql: PrivatePostgreSQL, start_drain: StartDrain
+) -> None:
+    """Ready, unready with the reason while the database is away, ready again; no letter is lost (D1)."""
+    engine = open_database(own_postgresql.url)
+    require_schema(engine, auto_upgrade=True)
+    port = free_port()
+    start_drain(deployed.url, own_postgresql.url, HEALTH_PORT=str(port))
+    eventually(lambda: readiness(port)["ok"])
+    engine.dispose()
+    own_postgresql.kill()
+    publish(deployed.url, letters(10))
+    eventually(lambda: "database" in "".join(readiness(port)["reasons"]))
+    assert readiness(port)["ok"] is False
+    assert httpx.get(f"http://127.0.0.1:{port}/livez", timeout=5).status_code == 200
+    own_postgresql.start()
+    eventually(lambda: readiness(port)["ok"])
+    eventually(lambda: row_count(engine) == 10)
+    metrics = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=5).text
+    assert (
+        'dead_letters_stored_total{queue="dead-letters",reason="unknown",task="payments.charge_customer"} 10.0'
+        in metrics
+    )
+    engine.dispose()
+
+
+def test_a_broker_that_restarts_loses_and_doubles_nothing(
+    own_rabbitmq: PrivateRabbitMQ, tmp_path: Path, start_drain: StartDrain
+) -> None:
+    """The broker crashes again and again under a drain: each letter is one row (D1, D3)."""
+    from broker_topology.deploy import deploy  # noqa: PLC0415
+    from tests.integration.mailroom import TOPOLOGY  # noqa: PLC0415
+
+    url = own_rabbitmq.url + "/%2F"
+    deploy(TOPOLOGY, url, management_url=own_rabbitmq.management_url)
+    database_url = f"sqlite:///{tmp_path}/letters.db"
+    engine = open_database(database_url)
+    require_schema(engine, auto_upgrade=True)
+    port = free_port()
+    start_drain(url, database_url, HEALTH_PORT=str(port))
+    for number in range(1, 4):
+        publish(url, letters(1000))
+        eventually(lambda goal=number * 1000 - 900: row_count(engine) >= goal, every=0.01)  # type: ignore[misc]
+        own_rabbitmq.restart()
+    eventually(lambda: row_count(engine) == 3000, seconds=60)
+    eventually(lambda: readiness(port)["ok"], seconds=60)
+    publish(url, letters(1))
+    eventually(lambda: row_count(engine) == 3001)
+    assert depth(url, DEAD_LETTER_QUEUE) == 0
+    engine.dispose()
+
+
+def test_large_letters_do_not_fill_the_memory(
+    deployed: VirtualHost, engine: sa.Engine, start_drain: StartDrain
+) -> None:
+    """Behind a backlog of small letters, 10 MB ones come one by one: less than 200 MB are used (D1)."""
+    body = json.dumps([["x" * 10_000_000], {}, {}]).encode()
+    publish(deployed.url, letters(5000))
+    for _ in range(20):
+        publish(deployed.url, [(raw_properties(task_headers()), body)])
+    drain = start_drain(deployed.url, engine.url.render_as_string(hide_password=False))
+    eventually(lambda: row_count(engine) == 5020, seconds=90)
+    peak = next(
+        int(line.split()[1]) for line in Path(f"/proc/{drain.pid}/status").read_text().splitlines() if "VmHWM" in line
+    )
+    assert peak < 200_000, f"{peak // 1000} MB"
+
+
+def test_an_idle_drain_costs_nothing(deployed: VirtualHost, engine: sa.Engine, start_drain: StartDrain) -> None:
+    """Ten seconds without letters take less than 1% of a processor (D1)."""
+    port = free_port()
+    drain = start_drain(deployed.url, engine.url.render_as_string(hide_password=False), HEALTH_PORT=str(port))
+    eventually(lambda: readiness(port)["ok"])
+
+    def used() -> float:
+        fields = Path(f"/proc/{drain.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / 100
+
+    def turns() -> float:
+        text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=5).text
+        return float(next(line.split()[1] for line in text.splitlines() if line.startswith("dead_letters_turns")))
+
+    before, begun = used(), turns()
+    eventually(lambda: turns() >= begun + 2, seconds=30, every=1)
+    assert used() - before < 0.1
+
+
+def test_stopped_servers_and_wrong_settings_say_so(tmp_path: Path, start_drain: StartDrain) -> None:
+    """A configuration error is one sentence and exit code 78; a broker that is away is waited for (D1)."""
+    url, database = "amqp://guest:guest@127.0.0.1:1/", f"sqlite:///{tmp_path}/letters.db"
+    for settings, words in (
+        ({"TOPOLOGY_FILE": "missing.json"}, "cannot read missing.json"),
+        ({"DRAIN_PREFETCH": "many"}, "DRAIN_PREFETCH is wrong"),
+    ):
+        failed = start_drain(url, database, **settings)
+        assert failed.wait() == 78
+        assert words in failed.output()
+        assert "Traceback" not in failed.output()
+    waiting = start_drain(url, database)
+    eventually(lambda: waiting.output().count("broker.away") > 1)
+    assert waiting.stop() == 0
+    waiting.signal(signal.SIGTERM)
