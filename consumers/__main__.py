@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import getpass
-import logging
 import signal
 import sys
-from collections.abc import Callable
-from datetime import UTC, datetime
-from functools import wraps
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
-import sqlalchemy as sa
-import structlog
 from rich.console import Console
 
-from broker_topology.errors import BrokerUnavailableError, ConfigurationError, DeadLetterOfficeError
+from broker_topology.errors import ConfigurationError
 from broker_topology.topology import read_topology
 from consumers import audit, dead_letters, showing
 from consumers import replay as replaying
-from consumers.audit import Act
 from consumers.alert_config import read_alert_config
 from consumers.alert_service import AlertService, Watched
+from consumers.audit import Act
 from consumers.chores import DrainChores
 from consumers.database import (
-    DatabaseUnavailableError,
     open_database,
     reading,
     require_schema,
@@ -33,51 +25,17 @@ from consumers.database import (
     upgrade,
 )
 from consumers.dead_letters import Filter, State
-from consumers.drain import Drain, DrainFailedError, DrainOptions
+from consumers.drain import Drain, DrainOptions
 from consumers.failure_notes import FailureNotes
 from consumers.filing import Filing
 from consumers.health import AddressTakenError, Health, HealthServer
 from consumers.metrics import DrainMetrics
 from consumers.occurrences import announce
-from consumers.settings import Settings, read_settings
+from consumers.settings import Settings
+from consumers.shell import EXIT_REFUSED, database, login, now, one_sentence, prepared_settings
 from consumers.wire import connected
 
 USUAL_HEALTH_PORT = 9808
-
-EXIT_REFUSED = 1
-"""What was asked for could not be done, or not for all of it."""
-EXIT_SOFTWARE = 70
-"""EX_SOFTWARE: an error of ours; a restart may help."""
-EXIT_CONFIGURATION = 78
-"""EX_CONFIG: a restart cannot help."""
-EXIT_UNAVAILABLE = 75
-"""EX_TEMPFAIL: a server is away; trying again may help."""
-
-
-def _exit_code(error: DeadLetterOfficeError) -> int:
-    match error:
-        case ConfigurationError():
-            return EXIT_CONFIGURATION
-        case BrokerUnavailableError() | DatabaseUnavailableError():
-            return EXIT_UNAVAILABLE
-        case DrainFailedError():
-            return EXIT_SOFTWARE
-        case _:
-            return EXIT_REFUSED
-
-
-def _one_sentence(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Say our errors in one sentence, and end with a code that says whether to try again."""
-
-    @wraps(command)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return command(*args, **kwargs)
-        except DeadLetterOfficeError as error:
-            click.echo(f"dead-letters: {error}", err=True)
-            sys.exit(_exit_code(error))
-
-    return run
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -101,7 +59,7 @@ def main() -> None:
 
 @main.command()
 @click.option("--auto-upgrade", is_flag=True, help="Bring the schema up to date first (always so on SQLite).")
-@_one_sentence
+@one_sentence
 def drain(auto_upgrade: bool) -> None:
     """Run the drain: dead letters from the broker into the database.
 
@@ -112,7 +70,7 @@ def drain(auto_upgrade: bool) -> None:
     Example:
       AMQP_URL=amqp://... DATABASE_URL=postgresql://... dead-letters drain
     """
-    settings = _settings()
+    settings = prepared_settings()
     topology = read_topology(settings.topology_file)
     if not topology.drained_queues:
         raise ConfigurationError(f"{settings.topology_file} has no dead-letter queue to drain")
@@ -141,7 +99,7 @@ def drain(auto_upgrade: bool) -> None:
     speaker = AlertService(
         engine,
         alert_config,
-        clock=_now,
+        clock=now,
         watched=Watched(
             depths=metrics.depths,
             oldest_seconds=metrics.oldest_seconds,
@@ -180,7 +138,7 @@ def _health_server(settings: Settings, health: Health, metrics: DrainMetrics) ->
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000))
 @click.option("--before", type=int, help="Go on from this id: the next page.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for scripts.")
-@_one_sentence
+@one_sentence
 def list_letters(
     states: tuple[str, ...], limit: int, before: int | None, as_json: bool, **filters: str | None
 ) -> None:
@@ -194,7 +152,7 @@ def list_letters(
     """
     chosen = tuple(State(state) for state in states if state != "all") if states else (State.OPEN,)
     where = Filter(states=() if "all" in states else chosen, **filters)  # type: ignore[arg-type]
-    engine = _database()
+    engine = database()
     with reading(engine) as connection:
         letters = dead_letters.page(connection, where, limit=limit, before_id=before)
         total = dead_letters.count(connection, where)
@@ -206,7 +164,7 @@ def list_letters(
     if not letters:
         console.print("No dead letters.")
         return
-    console.print(showing.letters_table(letters, now=_now()))
+    console.print(showing.letters_table(letters, now=now()))
     if total > len(letters):
         console.print(f"{len(letters)} of {total}; the next page: --before {letters[-1]['id']}")
 
@@ -214,7 +172,7 @@ def list_letters(
 @main.command()
 @click.argument("letter_id", type=int)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for scripts.")
-@_one_sentence
+@one_sentence
 def show(letter_id: int, as_json: bool) -> None:
     """Show one dead letter with everything that is known of it.
 
@@ -222,7 +180,7 @@ def show(letter_id: int, as_json: bool) -> None:
     Example:
       dead-letters show 17
     """
-    with reading(_database()) as connection:
+    with reading(database()) as connection:
         letter = dead_letters.get(connection, letter_id)
         history = audit.audit_of(connection, letter_id=letter_id)
     if as_json:
@@ -238,7 +196,7 @@ def show(letter_id: int, as_json: bool) -> None:
 @click.option("--to-queue", help="Send to this queue instead of where each letter came from.")
 @click.option("--keep-expiry", is_flag=True, help="Keep expiration and expires as they were.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for scripts.")
-@_one_sentence
+@one_sentence
 def replay(
     letter_ids: tuple[int, ...],
     reason: str,
@@ -256,10 +214,10 @@ def replay(
       dead-letters replay 17 --reason "customer was created"
       dead-letters replay 17 18 19 --reason "provider is back" --by alice
     """
-    settings = _settings()
-    act = Act(actor=actor or _login(), reason=reason)
+    settings = prepared_settings()
+    act = Act(actor=actor or login(), reason=reason)
     topology = read_topology(settings.topology_file)
-    engine = _database(settings)
+    engine = database(settings)
     with connected(settings.amqp_url, name="dead-letters replay") as connection:
         report = replaying.replay(
             engine,
@@ -267,7 +225,7 @@ def replay(
             topology,
             act,
             letter_ids,
-            clock=_now,
+            clock=now,
             options=replaying.ReplayOptions(to_queue=to_queue, keep_expiry=keep_expiry),
         )
     if as_json:
@@ -297,7 +255,7 @@ def db() -> None:
 
 
 @db.command("upgrade")
-@_one_sentence
+@one_sentence
 def db_upgrade() -> None:
     """Bring the schema up to date; running it again changes nothing.
 
@@ -305,55 +263,11 @@ def db_upgrade() -> None:
     Example:
       DATABASE_URL=postgresql://... dead-letters db upgrade
     """
-    engine = open_database(_settings().database_url)
+    engine = open_database(prepared_settings().database_url)
     before = schema_revision(engine)
     upgrade(engine)
     after = schema_revision(engine)
     click.echo(f"The schema is at {after} already." if before == after else f"The schema is at {after} now.")
-
-
-def _settings() -> Settings:
-    settings = read_settings()
-    _set_up_logs(settings)
-    return settings
-
-
-def _database(settings: Settings | None = None) -> sa.Engine:
-    engine = open_database((settings or _settings()).database_url)
-    require_schema(engine, auto_upgrade=engine.dialect.name == "sqlite")
-    return engine
-
-
-def _login() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        raise ConfigurationError("your login is unknown: say who you are with --by") from None
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
-def _set_up_logs(settings: Settings) -> None:
-    # pika logs every lost connection several times, with tracebacks; we log each once.
-    logging.getLogger("pika").setLevel(logging.CRITICAL)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    people = settings.log_format == "text" or (settings.log_format == "auto" and sys.stderr.isatty())
-    renderer: Any = structlog.dev.ConsoleRenderer() if people else structlog.processors.JSONRenderer()
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(
-            logging.getLevelNamesMapping()[settings.log_level.upper()]
-        ),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
 
 
 def _run() -> NoReturn:

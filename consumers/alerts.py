@@ -18,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from consumers.alert_rules import SEVERITIES, Kind, Severity
-from consumers.database import BigId, UtcDateTime, insert_of, metadata
+from consumers.database import BigId, UtcDateTime, insert_of, metadata, reading
 
 CLAIM_SECONDS = 60
 """How long a delivery belongs to whoever took it: longer than any channel may take."""
@@ -147,6 +147,14 @@ def write(connection: sa.Connection, alert: Alert, to: Sequence[Addressed], *, n
         ],
     )
     return uid
+
+
+def any_due(engine: sa.Engine, channel: str, *, now: datetime) -> bool:
+    """Whether a channel has something to send: asked often, so it takes no lock."""
+    d = alert_deliveries.c
+    due = sa.select(d.id).where(d.state == DeliveryState.WAITING.value, d.channel == channel, d.due_at <= now)
+    with reading(engine) as connection:
+        return connection.execute(due.limit(1)).first() is not None
 
 
 def claim(connection: sa.Connection, channel: str, *, now: datetime, limit: int) -> list[Delivery]:

@@ -9,7 +9,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from broker_topology.errors import ConfigurationError
 
-SECRET_PARTS = ("password", "secret", "key")
+SECRET_PARTS = ("password", "secret", "key", "alert_urls")
 
 
 class Settings(BaseSettings):
