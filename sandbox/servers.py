@@ -65,6 +65,9 @@ class PrivateRabbitMQ:
             "collect_statistics_interval = 1000\n"
             f"{extra_config}\n"
         )
+        # Settings without a name in rabbitmq.conf: look for consumer timeouts, and tell queue totals, each second.
+        ticks = "[{rabbit, [{channel_tick_interval, 1000}, {quorum_tick_interval, 1000}]}]."
+        (folder / "advanced.config").write_text(f"{ticks}\n")
         (folder / "enabled_plugins").write_text("[rabbitmq_management].\n")
         self.process = self.start()
 
@@ -110,6 +113,7 @@ class PrivateRabbitMQ:
             "RABBITMQ_MNESIA_BASE": f"{home}/data",
             "RABBITMQ_LOG_BASE": f"{home}/log",
             "RABBITMQ_CONFIG_FILE": f"{home}/rabbitmq.conf",
+            "RABBITMQ_ADVANCED_CONFIG_FILE": f"{home}/advanced.config",
             "RABBITMQ_ENABLED_PLUGINS_FILE": f"{home}/enabled_plugins",
             "RABBITMQ_PID_FILE": f"{home}/pid",
             # A small node: two schedulers that do not spin leave the processors to the tests.

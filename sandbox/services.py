@@ -56,6 +56,10 @@ class OutsideServices:
         fault = {"service": service, "status": status, "delay_seconds": delay_seconds}
         httpx.post(f"{self.url}/control", json=fault).raise_for_status()
 
+    def in_progress(self, service: str) -> int:
+        """How many calls of a service wait for their answer."""
+        return int(httpx.get(f"{self.url}/control").json().get(service, 0))
+
     def calls(self, service: str | None = None, *, accepted: bool = True) -> list[dict[str, Any]]:
         """The ledger: calls of one service or all, only accepted ones or only refused ones."""
         return [
@@ -88,6 +92,7 @@ class _Services(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), _Call)
         self.faults: dict[str, dict[str, Any]] = {}
         self.charges: dict[str, str] = {}
+        self.in_progress: Counter[str] = Counter()
         self._ledger = os.open(ledger, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
         self._lock = threading.Lock()
 
@@ -108,8 +113,10 @@ class _Call(BaseHTTPRequestHandler):
         self._serve()
 
     def do_GET(self) -> None:
+        if self.path == "/control":
+            return self._answer(200, dict(self.server.in_progress))
         charge_id = self.server.charges.get(self.path.removeprefix("/payments/charges/"))
-        self._answer(200, {"id": charge_id}) if charge_id else self._answer(404, {})
+        return self._answer(200, {"id": charge_id}) if charge_id else self._answer(404, {})
 
     def _serve(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
@@ -119,8 +126,9 @@ class _Call(BaseHTTPRequestHandler):
             self.server.faults[body["service"]] = body
             return self._answer(200, {})
         fault = self.server.faults.get(service, {})
-        if fault.get("delay_seconds"):
-            time.sleep(fault["delay_seconds"])
+        self.server.in_progress[service] += 1
+        time.sleep(fault.get("delay_seconds") or 0)
+        self.server.in_progress[service] -= 1
         status = fault.get("status") or self._normal_status(service, rest)
         key = self.headers.get("Idempotency-Key")
         entry = {

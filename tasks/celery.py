@@ -19,6 +19,7 @@ app = install(
     release=settings.release,
 )
 app.conf.update(
+    task_ignore_result=settings.task_ignore_result,
     imports=("tasks.payments", "tasks.notifications", "tasks.crm", *settings.task_modules),
     # What the example tasks need; a task reads them from its app.
     office_database_url=settings.database_url,

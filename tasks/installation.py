@@ -9,8 +9,10 @@ import redis
 from celery import Celery
 
 from broker_topology.declare import kombu_queues
+from broker_topology.effective import effective_queue
 from broker_topology.errors import ConfigurationError
 from broker_topology.topology import Topology, read_topology
+from broker_topology.versions import OLDEST
 from tasks.claims import connect_claims
 from tasks.note_writer import NoteWriter
 from tasks.publishing import ReliableAMQP, at_least_a_second, route_by_name, route_or_refuse
@@ -41,6 +43,10 @@ SETTINGS: dict[str, Any] = {
     # A task goes on over a lost connection; its redelivery meets the claim.
     "worker_cancel_long_running_tasks_on_connection_loss": False,
     "task_ignore_result": True,
+    # Where results are kept, a backend that is away must not hold up a worker for long.
+    "redis_socket_timeout": 5.0,
+    "redis_socket_connect_timeout": 5.0,
+    "result_backend_transport_options": {"retry_policy": {"max_retries": 1, "interval_start": 0.1}},
     "task_serializer": "json",
     "accept_content": ["json"],
 }
@@ -74,6 +80,7 @@ def install(
         claims=connect_claims(redis_url),
         notes=NoteWriter(_note_client(redis_url)),
         retry_policy=retry_policy or RetryPolicy(),
+        delivery_limits=_delivery_limits(topology),
         release=release,
     )
     _configure(app, topology)
@@ -106,6 +113,11 @@ def _configure(app: Celery, topology: Topology) -> None:
             "confirm_publish": True,
         },
     )
+
+
+def _delivery_limits(topology: Topology) -> dict[str, int]:
+    limits = {queue.name: effective_queue(topology, queue, OLDEST).delivery_limit for queue in topology.work_queues}
+    return {name: limit for name, limit in limits.items() if limit is not None}
 
 
 def _refuse_foreign_tasks(app: Celery) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ class Reliability:
     notes: NoteWriter
     retry_policy: RetryPolicy
     """What holds for a task that sets nothing."""
+    delivery_limits: Mapping[str, int]
+    """For each work queue, how often the broker takes a message back before it dead-letters it."""
     release: str | None = None
     """Version of the user's app, for failure notes."""
 

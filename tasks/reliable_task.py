@@ -39,6 +39,7 @@ from tasks.held_claim import HeldClaim
 from tasks.idempotency import AlreadyDone, ComeBack, Guard, Refuse, Run
 from tasks.idempotency_policy import Idempotency
 from tasks.reliability import reliability_of
+from tasks.result_backend import forgiving
 from tasks.retry_policy import GiveUp, GiveUpReason, RetryIn, RetryPolicy
 from tasks.steps import Step
 
@@ -88,6 +89,9 @@ class ReliableTask(Task):  # type: ignore[misc]
     policy: ClassVar[RetryPolicy]
     """The effective policy: set when the task is bound to its app."""
 
+    has_default_policy: ClassVar[bool]
+    """Whether the task says nothing of its own about retries."""
+
     @classmethod
     def on_bound(cls, app: Celery) -> None:
         """Work out the effective policy. Raises PolicyError for one that cannot be kept."""
@@ -96,12 +100,19 @@ class ReliableTask(Task):  # type: ignore[misc]
         policy = cls.retry_policy or (reliability.retry_policy if reliability else RetryPolicy())
         if cls.transient is not None:
             policy = replace(policy, transient=cls.transient)
-        if not _declares(cls, "max_retries"):
+        declares_limit = _declares(cls, "max_retries")
+        if not declares_limit:
             cls.max_retries = policy.max_retries
         elif cls.max_retries is not None or not str(cls.name).startswith("celery."):
             # None is Celery's word for "for ever"; only Celery's own tasks may use it.
             policy = replace(policy, max_retries=cls.max_retries)
         cls.policy = policy
+        cls.has_default_policy = cls.retry_policy is None and cls.transient is None and not declares_limit
+
+    @property
+    def backend(self) -> Any:
+        """The result backend, whose failures do not change what becomes of a message."""
+        return forgiving(super().backend, self)
 
     @property
     def claim(self) -> HeldClaim:
@@ -178,7 +189,7 @@ class ReliableTask(Task):  # type: ignore[misc]
             case AlreadyDone(result=result):
                 return result
             case ComeBack(after_seconds=seconds):
-                self._come_back(seconds)
+                self._come_back(min(seconds, PAUSE_SECONDS))
             case Refuse(error=error):
                 raise error
             case Run(claim=claim):

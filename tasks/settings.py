@@ -24,6 +24,8 @@ class WorkerSettings(BaseSettings):
     task_modules: Annotated[tuple[str, ...], NoDecode] = ()
     """Modules with more tasks, separated by commas."""
     result_backend: str | None = None
+    task_ignore_result: bool = True
+    """False keeps results in the result backend."""
     release: str | None = None
     payments_url: str = "http://127.0.0.1:8081/payments"
     mail_url: str = "http://127.0.0.1:8081/mail"

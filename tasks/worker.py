@@ -7,12 +7,13 @@ goes to the dead-letter exchange of its queue; a note beside it says why.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from numbers import Real
 from typing import Any, ClassVar
 
 import structlog
+from amqp.exceptions import ResourceLocked
 from billiard.einfo import ExceptionWithTraceback
 from celery.exceptions import (
     InvalidTaskError,
@@ -31,17 +32,27 @@ from broker_topology.notes import FailureNote
 from tasks.claim import new_token
 from tasks.errors import RedisUnavailableError
 from tasks.failure_text import describe_error
+from tasks.handing_back import hand_back
 from tasks.reliability import reliability_of
 from tasks.startup import EX_CONFIG, StartupError, check_before_start
 
 ABANDON_PATIENCE_SECONDS = 1.0
 """The worker's main process waits no longer for Redis; the lease then has to lapse."""
 
+MOST_DELIVERIES = 50
+"""A message that was handed out so often without being settled will never be."""
+
 log = structlog.get_logger(__name__)
+
+
+class DeliveredTooOftenError(InvalidTaskError):  # type: ignore[misc]
+    """A message was handed out again and again and never settled."""
 
 
 class ReliableConsumer(Consumer):  # type: ignore[misc]
     """Receives messages; whatever cannot become a task run is dead-lettered with a note."""
+
+    never_started: Sequence[ReliableRequest] = ()
 
     class Blueprint(Consumer.Blueprint):  # type: ignore[misc]
         """Without the step that makes the delay queues: deploy makes them, before the first publish."""
@@ -67,7 +78,8 @@ class ReliableConsumer(Consumer):  # type: ignore[misc]
     def on_invalid_task(self, body: Any, message: Any, exc: BaseException) -> None:
         """A task message of a form that cannot be run."""
         del body
-        self._dead_letter(message, "invalid_message", exc)
+        reason = "delivered_too_often" if isinstance(exc, DeliveredTooOftenError) else "invalid_message"
+        self._dead_letter(message, reason, exc)
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
         """Tell each message which queue it came from, and let none of them kill the worker."""
@@ -98,6 +110,27 @@ class ReliableConsumer(Consumer):  # type: ignore[misc]
                 raise WorkerShutdown(EX_CONFIG) from error
         super().update_strategies()
 
+    def on_connection_error_after_connected(self, exc: BaseException) -> None:
+        """From 4.3 on a node name belongs to one worker; a second one of that name would try for ever."""
+        if isinstance(exc, ResourceLocked) and self.restart_count == 0:
+            log.critical("worker.refuses_to_start", reason=f"another worker is named {self.hostname}")
+            raise WorkerShutdown(EX_CONFIG) from exc
+        super().on_connection_error_after_connected(exc)
+
+    def on_close(self) -> None:
+        """Celery forgets here which messages no child has started: remember them for the shutdown."""
+        self.never_started = [request for request in state.reserved_requests if request not in state.active_requests]
+        super().on_close()
+
+    def shutdown(self) -> None:
+        """The pool has ended by now: give back what it never started."""
+        try:
+            if self.connection:
+                hand_back(self.app, self.connection, self.never_started)
+        except Exception as error:
+            log.warning("worker.not_handed_back", error=repr(error))
+        super().shutdown()
+
     def _queue_of(self, message: Any) -> str | None:
         tag = message.delivery_info.get("consumer_tag")
         tags: Mapping[str, str] = self.task_consumer._active_tags
@@ -117,6 +150,7 @@ class ReliableRequest(Request):  # type: ignore[misc]
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
         self._refuse_malformed()
+        self._refuse_endless(message)
         # In delivery_info, since Celery copies any other addition into the headers of a retry.
         self._delivery_info["queue"] = message.delivery_info.get("queue")
         self._delivery_info["claim_token"] = new_token()
@@ -132,6 +166,7 @@ class ReliableRequest(Request):  # type: ignore[misc]
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
+        lost = False
         if not state.should_terminate:
             match error:
                 case MemoryError():
@@ -143,11 +178,16 @@ class ReliableRequest(Request):  # type: ignore[misc]
                 case TimeLimitExceeded():
                     self._give_up("time_limit", error)
                 case WorkerLostError() | SystemExit() | KeyboardInterrupt():
+                    lost = True
                     self._note("worker_lost", error)
                     self._abandon_claim()
                 case Reject():
                     self.reject(requeue=error.requeue)
-        return super().on_failure(exc_info, send_failed_event, return_ok)
+        returned = super().on_failure(exc_info, send_failed_event, return_ok)
+        if lost and self._is_last_delivery():
+            # No Python is left to say so: fail the chord, call the errbacks.
+            self.task.backend.mark_as_failure(self.id, error, request=self._context, store_result=self.store_errors)
+        return returned
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         """Celery acks what is expired or revoked; here it becomes a dead letter."""
@@ -175,6 +215,18 @@ class ReliableRequest(Request):  # type: ignore[misc]
             raise InvalidTaskError("args must be a list and kwargs an object")
         if not (embed is None or isinstance(embed, Mapping)):
             raise InvalidTaskError("the third part of the body must be an object")
+
+    def _refuse_endless(self, message: Any) -> None:
+        """From 4.3 on, consumer timeouts do not count toward the delivery limit: stop what would run for ever."""
+        acquired = (message.headers or {}).get("x-acquired-count")
+        if isinstance(acquired, int) and acquired > MOST_DELIVERIES:
+            raise DeliveredTooOftenError(f"delivered {acquired} times and never settled")
+
+    def _is_last_delivery(self) -> bool:
+        """Whether the broker dead-letters the message when it is returned once more."""
+        returned = self._message.headers.get("x-delivery-count") or 0
+        limit = self._reliability.delivery_limits.get(self._delivery_info["queue"])
+        return limit is not None and returned >= limit
 
     def _give_up(self, reason: str, error: BaseException, *, only_if_missing: bool = False) -> None:
         if not self.acknowledged and self.task.dead_letter:
