@@ -194,6 +194,8 @@ def app_with_results(road: Road, redis_url: str) -> Iterator[Celery]:
     app.conf.result_backend = redis_url
     app.conf.task_ignore_result = False
     yield app
+    app.backend.result_consumer.stop()
+    app.backend.client.close()
     app.close()
 
 
