@@ -23,7 +23,7 @@ check: $(ready)
 bench: $(ready)
 	@sandbox/install-servers rabbitmq-server redis-server postgresql
 	@set -e; for file in benchmarks/$(if $(NAME),$(NAME),*).py; do \
-	  case $$file in */__init__.py) continue ;; esac; \
+	  grep -q "^if __name__" $$file || continue; \
 	  $(bin)/python -m benchmarks.$$(basename $$file .py); done
 
 soak: $(ready)

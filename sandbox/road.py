@@ -71,13 +71,13 @@ class Road:
         given = {option.partition("=")[0] for option in options}
         command = ["celery", "-A", "tasks", "worker", "--without-mingle", "--without-gossip"]
         command += [f"{key}={value}" for key, value in defaults.items() if key not in given]
-        process = self._start(name, [*command, *options])
+        process = self.start(name, [*command, *options])
         process.until_ready(lambda: " ready." in process.output(), seconds=ready_seconds)
         return process
 
     def drain(self, *options: str) -> Process:
         """Start a drain."""
-        return self._start(f"drain-{next(self._numbers)}", ["dead-letters", "drain", *options])
+        return self.start(f"drain-{next(self._numbers)}", ["dead-letters", "drain", *options])
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a command of the product as a person would."""
@@ -129,7 +129,8 @@ class Road:
         for process in self.processes:
             process.kill()
 
-    def _start(self, name: str, command: list[str]) -> Process:
+    def start(self, name: str, command: list[str]) -> Process:
+        """Start a command of the environment as a process of the road."""
         process = Process(
             [BIN / command[0], *command[1:]],
             log=self.folder / f"{name}.log",

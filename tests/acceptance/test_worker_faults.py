@@ -176,7 +176,7 @@ def test_consumer_timeout(servers_folder: Path, redis_url: str, services: Outsid
 def test_second_worker_of_the_same_name(road: Road, counter: redis.Redis) -> None:
     """Two workers of one node name: on 4.3 the second ends, and the first goes on working."""
     first = road.worker("--hostname=twin@localhost")
-    second = road._start("twin", ["celery", "-A", "tasks", "worker", "--hostname=twin@localhost", "--loglevel=INFO"])
+    second = road.start("twin", ["celery", "-A", "tasks", "worker", "--hostname=twin@localhost", "--loglevel=INFO"])
     eventually(lambda: second.exit_code is not None or " ready." in second.output(), seconds=40)
     task_id = send(road, "crm.echo")
     eventually(lambda: counter.get(f"runs:{task_id}") == "1")
