@@ -21,6 +21,7 @@ from broker_topology.observation import take_snapshot
 from broker_topology.rules import RULES
 from broker_topology.sarif import to_sarif
 from broker_topology.topology import Topology, read_topology
+from broker_topology.verify import verify as verify_topology
 from broker_topology.versions import Version
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -259,6 +260,48 @@ def deploy(
         _warn(telling.policies_line(deployed))
     failed = bool(deployed.plan.drift) if check else deployed.failed
     context.exit(1 if failed else 0)
+
+
+@main.command()
+@click.argument("file", type=click.Path())
+@broker_options
+@json_option
+@click.pass_context
+def verify(
+    context: click.Context,
+    file: str,
+    url: str,
+    management_url: str | None,
+    ca_file: str | None,
+    vhost: str | None,
+    as_json: bool,
+) -> None:
+    """Prove on a live broker that dead letters arrive where FILE says, and stay there.
+
+    Probe messages are rejected, expire, come back too often and are unroutable; a dead-letter queue must keep
+    one through 25 returns; at-least-once dead-lettering must hold on to one that cannot be delivered. Workers
+    and drains see none of them. It takes some seconds for each kind of queue, and needs the management API.
+
+    \b
+    Examples:
+      broker-topology verify definitions.json
+      broker-topology verify definitions.json --url amqps://rabbit/shop --json
+
+    \b
+    Exit codes:
+      0  proven
+      1  at least one fault, each named on a line of its own
+      2  it could not be tried
+    """
+    address = BrokerAddress.parse(url, ca_file=ca_file)
+    topology = _read(file, url, vhost)
+    with ManagementApi(management_url or default_management_url(address), address) as management:
+        verdict = verify_topology(topology, address, management)
+    if as_json:
+        _print_json(telling.verdict_json(verdict))
+    else:
+        _print(telling.verdict_lines(verdict))
+    context.exit(1 if verdict.faults else 0)
 
 
 def _read(file: str, url: str, vhost: str | None) -> Topology:

@@ -9,6 +9,7 @@ from broker_topology.deploy import Deployed
 from broker_topology.lint import PARAMETER, Finding, Report
 from broker_topology.plan import Action, Plan
 from broker_topology.rules import RULES, FileRule, Rule, Severity
+from broker_topology.verdict import AS_IN_FILE, Verdict
 
 
 def lint_lines(report: Report) -> Iterator[str]:
@@ -138,6 +139,27 @@ def deploy_lines(deployed: Deployed) -> Iterator[str]:
         yield f"extra   {change}"
     if not deployed.changed and not failures:
         yield f"nothing to change: all {len(found.unchanged) + len(found.ensured)} objects are in place"
+
+
+def verdict_lines(verdict: Verdict) -> Iterator[str]:
+    """A verdict, one line for each claim; what is only as the file says is counted, not listed."""
+    quiet = 0
+    for check in verdict.checks:
+        if check.fault is not None:
+            yield f"FAULT   {check.object}: {check.fault}"
+        elif check.claim == AS_IN_FILE:
+            quiet += 1
+        else:
+            yield f"proven  {check.object}: {check.claim}"
+    yield f"proven  {quiet} objects: {AS_IN_FILE}"
+    count = len(verdict.faults)
+    yield "every road is proven" if not count else f"{_count(count, 'fault')} in virtual host {verdict.vhost}"
+
+
+def verdict_json(verdict: Verdict) -> dict[str, Any]:
+    """A verdict for scripts."""
+    checks = [{"object": check.object, "claim": check.claim, "fault": check.fault} for check in verdict.checks]
+    return {"vhost": verdict.vhost, "proven": not verdict.faults, "checks": checks}
 
 
 def policies_line(deployed: Deployed) -> str | None:
