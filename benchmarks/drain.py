@@ -111,7 +111,7 @@ def dead_letter(number: int) -> tuple[bytes, bytes]:
         "exchange": "work",
         "routing-keys": ["payments"],
     }
-    headers = {
+    headers: dict[str, object] = {
         "argsrepr": f"({number}, 4999)",
         "eta": None,
         "expires": None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import signal
 import sys
 from typing import NoReturn
@@ -77,6 +79,7 @@ def drain(auto_upgrade: bool) -> None:
     alert_config = read_alert_config(settings.alerts_file, settings.alert_urls)
     engine = open_database(settings.database_url)
     require_schema(engine, auto_upgrade=auto_upgrade or engine.dialect.name == "sqlite")
+    _return_large_blocks()
     notes, health, metrics = FailureNotes(settings.redis_url), Health(), DrainMetrics()
     server = _health_server(settings, health, metrics)
     service = Drain(
@@ -115,6 +118,13 @@ def drain(auto_upgrade: bool) -> None:
         speaker.stop()
         server.close()
         engine.dispose()
+
+
+def _return_large_blocks() -> None:
+    """Let glibc give large bodies back at once; it would keep room for the largest that it has seen."""
+    mmap_threshold = -3
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(mmap_threshold, 1024 * 1024)
 
 
 def _health_server(settings: Settings, health: Health, metrics: DrainMetrics) -> HealthServer:

@@ -95,7 +95,7 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
     cursor = connection.cursor()
     # A letter and its index entries fit few to a page of the default 4 kB. Only a new file takes this.
     cursor.execute("PRAGMA page_size=16384")
-    cursor.execute("PRAGMA cache_size=-32768")
+    cursor.execute("PRAGMA cache_size=-8192")
     # Readers and the writer do not block each other; a commit survives a crash of the process.
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=FULL")

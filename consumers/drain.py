@@ -41,7 +41,7 @@ TURN_SECONDS = 5.0
 class DrainOptions:
     """How the drain goes about it."""
 
-    prefetch: int = 6000
+    prefetch: int = 4000
     """Letters in hand at most, for each queue."""
     held_bytes: int = 16 * 1024 * 1024
     """Bytes of letters in hand, for each queue; large letters lower the prefetch accordingly."""

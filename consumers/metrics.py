@@ -53,9 +53,7 @@ class DrainMetrics:
 
     def depths(self) -> dict[str, float]:
         """Messages ready in each queue, as last read."""
-        return {
-            sample.labels["queue"]: sample.value for metric in self.depth.collect() for sample in metric.samples
-        }
+        return {sample.labels["queue"]: sample.value for metric in self.depth.collect() for sample in metric.samples}
 
     def oldest_seconds(self) -> float:
         """Age of the oldest letter that waits to be stored."""

@@ -21,7 +21,7 @@ class Settings(BaseSettings):
     database_url: str = Field(default="sqlite:///dead-letters.db", description="Where letters are stored")
     redis_url: str | None = Field(default=None, description="Where workers leave their notes; optional")
     topology_file: Path = Field(default=Path("definitions.json"), description="The definitions of the topology")
-    drain_prefetch: int = Field(default=6000, ge=1, le=65535, description="Letters in hand at most, each queue")
+    drain_prefetch: int = Field(default=4000, ge=1, le=65535, description="Letters in hand at most, each queue")
     drain_held_bytes: int = Field(
         default=16 * 2**20, ge=1, description="Bytes of letters in hand, each queue; large letters mean fewer"
     )

@@ -121,6 +121,8 @@ def _store_all(engine: sa.Engine, arrivals: Sequence[Arrival], now: datetime, fi
     return Stored(new=new, known=len(arrivals) - len(new))
 
 
+_LARGE_BATCH_BYTES = 1024 * 1024
+
 # Data, cardinality, integrity, program limits (an index row too large), raised by a trigger.
 _ROW_FAULTS = frozenset({"21", "22", "23", "54", "P0"})
 

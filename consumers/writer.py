@@ -155,14 +155,20 @@ class Writer(threading.Thread):
             if time.monotonic() >= self._chores_at:
                 self._chores()
                 self._chores_at = time.monotonic() + self._chores_seconds
-            if not batch:
-                continue
-            arrivals = self._notes.beside([(incoming.letter, incoming.copy) for incoming in batch])
-            started = time.monotonic()
-            stored = self._until_stored(arrivals)
-            if stored is None:
+            if batch and not self._store_batch(batch):
                 return
-            self._committed(_receipts(batch, arrivals, stored), stored, time.monotonic() - started)
+            # Large letters are not kept while the next batch is waited for.
+            del batch
+
+    def _store_batch(self, batch: list[Incoming]) -> bool:
+        """Store one batch and give its receipts back. False when told to give up."""
+        arrivals = self._notes.beside([(incoming.letter, incoming.copy) for incoming in batch])
+        started = time.monotonic()
+        stored = self._until_stored(arrivals)
+        if stored is None:
+            return False
+        self._committed(_receipts(batch, arrivals, stored), stored, time.monotonic() - started)
+        return True
 
     def _until_stored(self, arrivals: Sequence[Arrival]) -> Stored | None:
         """Store a batch, waiting for the database as long as it takes. None when told to give up."""
