@@ -22,8 +22,8 @@ from tasks.claim import (
     Late,
 )
 from tasks.errors import LeaseLostError, RedisUnavailableError, ResultUnrecordedError, StepError
-from tasks.lease import RENEWALS, Renewal
-from tasks.results import is_placeholder, kept_json, restore
+from tasks.lease import RENEWALS
+from tasks.results import keep, restore
 from tasks.steps import Step
 
 log = structlog.get_logger(__name__)
@@ -113,7 +113,6 @@ class LeasedClaim:
         self._max_result_bytes = max_result_bytes
         self._lost = self._ended = False
         self._opened: set[str] = set()
-        self._renewal: Renewal | None = None
 
     @property
     def fence(self) -> int:
@@ -178,7 +177,7 @@ class LeasedClaim:
 
     def save_step(self, name: str, result: Any) -> None:
         """Record a finished step. Raises LeaseLostError, after recording, where the claim is lost."""
-        step = FinishedStep(name=name, result_json=kept_json(result, self._max_result_bytes))
+        step = FinishedStep(name=name, result_json=keep(result, self._max_result_bytes).json)
         self._renew(step, patience_seconds=max(SHORTEST_PATIENCE_SECONDS, self._deadline - time.monotonic()))
         if self._lost:
             raise LeaseLostError(f"{self._execution}: the claim was lost during step {name!r}")
@@ -189,26 +188,24 @@ class LeasedClaim:
         Raises ResultUnrecordedError where Redis stays away until the lease ends.
         """
         self._end()
-        result_json = kept_json(result, self._max_result_bytes)
-        if is_placeholder(restore(result_json)):
-            log.warning("claim.result_not_kept", **self._fields(), placeholder=result_json)
-        else:
-            result = restore(result_json)
+        kept = keep(result, self._max_result_bytes)
+        if kept.problem:
+            log.warning("claim.result_not_kept", **self._fields(), placeholder=kept.json)
         patience = max(SHORTEST_PATIENCE_SECONDS, self._deadline - time.monotonic())
         try:
             answer = self._claims.complete(
-                self._execution, result_json, acquired=self._acquired, patience_seconds=patience
+                self._execution, kept.json, acquired=self._acquired, patience_seconds=patience
             )
         except RedisUnavailableError as error:
             raise ResultUnrecordedError(
-                f"{self._execution}: the effect has happened but is not on record: {error}", result_json=result_json
+                f"{self._execution}: the effect has happened but is not on record: {error}", result_json=kept.json
             ) from error
         match answer:
             case Completed():
-                return result
+                return kept.result
             case Late():
                 log.warning("claim.completed_late", **self._fields())
-                return result
+                return kept.result
             case Conflict(result_json=standing):
                 log.error("claim.conflict", **self._fields())
                 return restore(standing)
@@ -229,7 +226,7 @@ class LeasedClaim:
             log.warning("claim.not_abandoned", **self._fields(), error=str(error))
 
     def __enter__(self) -> Self:
-        self._renewal = RENEWALS.start(self._renew_when_due, after_seconds=self._execution.lease_seconds / 3)
+        RENEWALS.start(self, self._renew_when_due, after_seconds=self._execution.lease_seconds / 3)
         return self
 
     def __exit__(
@@ -240,6 +237,8 @@ class LeasedClaim:
 
     def _renew_when_due(self) -> float | None:
         """One renewal from the thread; answers when the next one is due."""
+        if self._ended:
+            return None
         try:
             self._renew(patience_seconds=0)
         except RedisUnavailableError as error:
@@ -264,8 +263,7 @@ class LeasedClaim:
 
     def _end(self) -> None:
         self._ended = True
-        if self._renewal is not None:
-            self._renewal.stop()
+        RENEWALS.stop(self)
 
     def _fields(self) -> Mapping[str, Any]:
         return {

@@ -36,7 +36,7 @@ from tasks.held_claim import HeldClaim, LeasedClaim
 from tasks.idempotency_policy import Idempotency, RedisDown
 from tasks.payload import fingerprint
 from tasks.reconciliation import DidNotHappen, Doubt, Happened, Reconciled, Settlement, Unknown
-from tasks.results import kept_json, restore
+from tasks.results import keep, restore
 from tasks.unguarded_claim import UnguardedClaim
 
 log = structlog.get_logger(__name__)
@@ -181,7 +181,7 @@ class Guard:
             log.info("claim.reconciled", task=execution.task_name, key=execution.key, outcome=type(outcome).__name__)
         match outcome:
             case Happened(result=result):
-                return self._record(kept_json(result, self._policy.max_result_bytes))
+                return self._record(keep(result, self._policy.max_result_bytes).json)
             case Unknown():
                 return Refuse(error=self._in_doubt(doubt))
             case DidNotHappen():

@@ -7,19 +7,21 @@ than its lease without yielding loses it. The same holds for C code that keeps t
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+Renew = Callable[[], float | None]
+"""Renews one lease; answers how many seconds from now it wants to be called again, or None for never."""
 
 
 class Renewals:
-    """Calls each lease's ``renew`` when it is due, until it is told to stop.
-
-    ``renew()`` answers how many seconds from now it wants to be called again, or None for never.
-    """
+    """Calls each lease's ``renew`` when it is due, until it is told to stop."""
 
     def __init__(self) -> None:
         self._forget()
@@ -27,64 +29,62 @@ class Renewals:
 
     def _forget(self) -> None:
         self._changed = threading.Condition()
-        self._due: list[tuple[float, int, Renewal]] = []
-        self._number = itertools.count()
+        self._due: dict[Hashable, tuple[float, Renew]] = {}
         self._thread: threading.Thread | None = None
         self._wakes_at = float("inf")
 
-    def start(self, renew: Callable[[], float | None], *, after_seconds: float) -> Renewal:
+    def start(self, lease: Hashable, renew: Renew, *, after_seconds: float) -> None:
         """Call ``renew`` in so many seconds, from a thread."""
-        renewal = Renewal(renew)
-        self._schedule(renewal, time.monotonic() + after_seconds)
-        return renewal
+        due_at = time.monotonic() + after_seconds
+        self._due[lease] = (due_at, renew)
+        if self._thread is None or due_at < self._wakes_at:
+            self._wake()
 
-    def _schedule(self, renewal: Renewal, due_at: float) -> None:
+    def stop(self, lease: Hashable) -> None:
+        """Never renew again. A renewal that is on its way now may still arrive; that is harmless.
+
+        The thread is left asleep: most runs are over long before their first renewal is due, and waking it
+        for each would cost more than the rest of the claim.
+        """
+        self._due.pop(lease, None)
+
+    def _wake(self) -> None:
         with self._changed:
-            heapq.heappush(self._due, (due_at, next(self._number), renewal))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="lease-renewals", daemon=True)
                 self._thread.start()
-            elif due_at < self._wakes_at:
+            else:
                 self._changed.notify()
 
     def _loop(self) -> None:
         while True:
-            renewal = self._next()
-            again_in = renewal.call()
-            if again_in is not None:
-                self._schedule(renewal, time.monotonic() + again_in)
+            lease, renew = self._next()
+            try:
+                again_in = renew()
+            except Exception:
+                # The edge of a thread: one lease's failure must not end the renewals of the others. This one
+                # lapses, unless its run asks for itself.
+                log.exception("lease.renewal_crashed")
+                again_in = None
+            if again_in is not None and lease in self._due:
+                self._due[lease] = (time.monotonic() + again_in, renew)
+            else:
+                self._due.pop(lease, None)
 
-    def _next(self) -> Renewal:
-        """Wait for the renewal that is due first; those that were stopped meanwhile are dropped."""
+    def _next(self) -> tuple[Hashable, Renew]:
+        """Wait for the renewal that is due first."""
         with self._changed:
             while True:
-                while self._due and self._due[0][2].stopped:
-                    heapq.heappop(self._due)
-                now = time.monotonic()
-                if self._due and self._due[0][0] <= now:
-                    return heapq.heappop(self._due)[2]
-                self._wakes_at = self._due[0][0] if self._due else float("inf")
-                self._changed.wait(self._wakes_at - now if self._due else None)
-
-
-class Renewal:
-    """One lease's place in the schedule."""
-
-    __slots__ = ("_calling", "_renew", "stopped")
-
-    def __init__(self, renew: Callable[[], float | None]) -> None:
-        self._renew = renew
-        self._calling = threading.Lock()
-        self.stopped = False
-
-    def call(self) -> float | None:
-        """Renew now, unless stopped."""
-        with self._calling:
-            return None if self.stopped else self._renew()
-
-    def stop(self) -> None:
-        """Never renew again. A renewal that is on its way now may still arrive; that is harmless."""
-        self.stopped = True
+                # Before the look, so that whoever starts a lease during it sees that it has to wake us.
+                self._wakes_at = float("inf")
+                first = min(self._due.copy().items(), key=lambda item: item[1][0], default=None)
+                if first is None:
+                    self._changed.wait()
+                    continue
+                lease, (self._wakes_at, renew) = first
+                if (remaining := self._wakes_at - time.monotonic()) <= 0:
+                    return lease, renew
+                self._changed.wait(remaining)
 
 
 RENEWALS = Renewals()

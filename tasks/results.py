@@ -8,24 +8,42 @@ from __future__ import annotations
 import json
 import types
 import typing
+from dataclasses import dataclass
 from typing import Any, Final
 
 NOT_KEPT: Final = "result_not_kept"
 """The key by which a placeholder is known."""
 
 
-def kept_json(result: Any, max_result_bytes: float) -> str:
-    """The result as JSON for the record, or a placeholder that says why it was not kept. Never raises."""
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A result and what the record holds of it."""
+
+    json: str
+    """The result, or a placeholder that says why it was not kept."""
+    result: Any
+    """What the caller gets: the result as its duplicates will get it, or as it was where it was not kept."""
+    problem: bool = False
+    """Whether ``json`` is a placeholder."""
+
+
+def keep(result: Any, max_result_bytes: float) -> Kept:
+    """Put a result into the form of the record. Never raises."""
     try:
-        text = json.dumps(result, allow_nan=False, separators=(",", ":"))
+        text = _ENCODER.encode(result)
+        restored = restore(text)
         # JSON would turn other keys into strings, and a duplicate would see another type than the first.
-        if restore(text) != _listed(result):
-            raise ValueError("it comes back from JSON as something else")  # noqa: TRY301
+        if restored != result and restored != _listed(result):
+            return Kept(_placeholder("not_json", type=type(result).__qualname__), result, problem=True)
     except (TypeError, ValueError, RecursionError) as error:
-        return _placeholder("not_json", type=type(result).__qualname__, error=str(error)[:200])
+        placeholder = _placeholder("not_json", type=type(result).__qualname__, error=str(error)[:200])
+        return Kept(placeholder, result, problem=True)
     if len(text) > max_result_bytes:
-        return _placeholder("too_large", bytes=len(text), limit_bytes=max_result_bytes)
-    return text
+        return Kept(_placeholder("too_large", bytes=len(text), limit_bytes=max_result_bytes), result, problem=True)
+    return Kept(text, restored)
+
+
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 def restore(result_json: str) -> Any:

@@ -45,7 +45,7 @@ from tasks.claim import Acquired, Began, Claims, Execution, Finished, new_token
 from tasks.failure_text import describe_error
 from tasks.reliability import reliability_of
 from tasks.reliable_task import ReliableTask
-from tasks.results import kept_json
+from tasks.results import keep
 
 PATIENCE_SECONDS: Final = 60.0
 """How long a delivery may take before the test fails."""
@@ -237,7 +237,7 @@ class _Delivery:
         except (Exception, Reject, SystemExit) as error:
             error_type, text = describe_error(error)
             return Outcome(ending=Ending.FAILED, error_type=error_type, error=text)
-        return Outcome(ending=Ending.RETURNED, result=json.loads(kept_json(result, float("inf"))))
+        return Outcome(ending=Ending.RETURNED, result=json.loads(keep(result, float("inf")).json))
 
 
 class _Unsent:

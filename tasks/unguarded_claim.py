@@ -9,7 +9,7 @@ from typing import Any, Self
 from tasks.claim import Claims, Conflict, Execution
 from tasks.errors import RedisUnavailableError
 from tasks.held_claim import check_step
-from tasks.results import kept_json, restore
+from tasks.results import keep, restore
 from tasks.steps import Step
 
 
@@ -58,7 +58,7 @@ class UnguardedClaim:
 
     def complete(self, result: Any) -> Any:
         """Record the result if Redis is back; else the ledger answers the duplicates."""
-        result_json = kept_json(result, self._max_result_bytes)
+        result_json = keep(result, self._max_result_bytes).json
         try:
             answer = self._claims.complete(self._execution, result_json, patience_seconds=0)
         except RedisUnavailableError:

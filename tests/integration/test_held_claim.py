@@ -12,7 +12,8 @@ import pytest
 from sandbox.processes import eventually
 from tasks.errors import LeaseLostError, StepError
 from tasks.held_claim import LeasedClaim
-from tasks.idempotency import AlreadyDone, ComeBack
+from tasks.idempotency import AlreadyDone, ComeBack, Run
+from tasks.lease import Renewals
 from tests.integration.claim_stores import Store, execution
 from tests.integration.deliveries import deliver, running
 
@@ -99,13 +100,18 @@ def test_a_short_run_renews_nothing(store: Store) -> None:
 def test_a_lost_lease_is_visible_before_the_next_effect(store: Store) -> None:
     """Another run took the claim: this one stops at its next check and at its next step (I6)."""
     with running(store, lease_seconds=0.9) as claim:
-        store.lapse(execution())
-        running(store)
+        eventually(lambda: overtaken(store))
         eventually(lambda: isinstance(claim, LeasedClaim) and claim.lost)
         with pytest.raises(LeaseLostError), claim.step("charge"):
             raise AssertionError("the step's effect must not begin")
         with pytest.raises(LeaseLostError, match="was lost"):
             claim.ensure_held()
+
+
+def overtaken(store: Store) -> bool:
+    """Let the lease lapse, and another delivery in, unless a renewal comes between the two."""
+    store.lapse(execution())
+    return isinstance(deliver(store), Run)
 
 
 def test_a_run_that_lost_its_lease_can_still_say_what_happened(store: Store) -> None:
@@ -152,3 +158,29 @@ def test_many_claims_share_one_thread(store: Store) -> None:
         assert isinstance(deliver(store, key=f"k{number}"), ComeBack)
         claim.complete(number)
     assert [thread.name for thread in threading.enumerate()].count("lease-renewals") == 1
+
+
+def test_one_lease_that_cannot_be_renewed_does_not_stop_the_others() -> None:
+    """A defect in one renewal is logged and costs that lease alone (I6)."""
+    renewals, calls = Renewals(), list[int]()
+
+    def crash() -> float:
+        raise ZeroDivisionError
+
+    def renew() -> float:
+        calls.append(1)
+        return 0.01
+
+    renewals.start("bad", crash, after_seconds=0.01)
+    renewals.start("good", renew, after_seconds=0.02)
+    eventually(lambda: len(calls) > 2)
+    renewals.stop("good")
+
+
+def test_a_lease_that_starts_later_and_is_due_earlier_is_not_kept_waiting() -> None:
+    """The thread sleeps until the first is due, and is woken for one that comes sooner (I6)."""
+    renewals, called = Renewals(), threading.Event()
+    renewals.start("long", lambda: None, after_seconds=3600)
+    renewals.start("short", called.set, after_seconds=0.05)
+    assert called.wait(10)
+    renewals.stop("long")

@@ -20,7 +20,7 @@ from tasks.errors import MissingKeyError, PayloadNotSerializableError, PolicyErr
 from tasks.idempotency import Guard, fingerprint
 from tasks.idempotency_policy import Idempotency, RedisDown
 from tasks.provider_keys import provider_key
-from tasks.results import is_placeholder, kept_json, restore, result_problem
+from tasks.results import is_placeholder, keep, restore, result_problem
 
 json_values: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -171,7 +171,7 @@ def test_an_argument_without_a_stable_form_is_refused() -> None:
 @given(json_values)
 def test_what_json_holds_is_kept_with_its_type(value: Any) -> None:
     """The duplicate gets what the first caller got (I4)."""
-    text = kept_json(value, 10**9)
+    text = keep(value, 10**9).json
     assert restore(text) == value
     assert type(restore(text)) is type(value)
 
@@ -181,7 +181,7 @@ def test_what_json_holds_is_kept_with_its_type(value: Any) -> None:
 )
 def test_what_json_cannot_hold_is_replaced_by_a_placeholder(value: Any) -> None:
     """After the effect nothing may fail, and nothing may come back as something else (I4)."""
-    placeholder = restore(kept_json(value, 10**9))
+    placeholder = restore(keep(value, 10**9).json)
     assert is_placeholder(placeholder)
     assert placeholder["result_not_kept"] == "not_json"
 
@@ -191,13 +191,13 @@ def test_deep_results_do_not_fail_either() -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    assert is_placeholder(restore(kept_json(deep, 10**9)))
+    assert is_placeholder(restore(keep(deep, 10**9).json))
 
 
 def test_a_result_over_the_limit_is_replaced_by_a_stated_placeholder() -> None:
     """Its size and the limit are told (I4)."""
-    assert kept_json("x" * 98, 100) == '"' + "x" * 98 + '"'
-    assert restore(kept_json("x" * 99, 100)) == {"result_not_kept": "too_large", "bytes": 101, "limit_bytes": 100}
+    assert keep("x" * 98, 100).json == '"' + "x" * 98 + '"'
+    assert restore(keep("x" * 99, 100).json) == {"result_not_kept": "too_large", "bytes": 101, "limit_bytes": 100}
 
 
 class Charge(TypedDict):
