@@ -12,8 +12,8 @@ from redis.retry import Retry
 
 from broker_topology.errors import ConfigurationError, MalformedNoteError
 from broker_topology.notes import FailureNote, failure_note_key
+from consumers.inserting import Arrival
 from consumers.letters import Letter
-from consumers.storing import Arrival
 
 log = structlog.get_logger()
 

@@ -8,7 +8,7 @@ import structlog
 from consumers.database import reading, transaction
 from consumers.dead_letters import dead_letters
 from consumers.failure_notes import FailureNotes
-from consumers.storing import note_values
+from consumers.inserting import note_values
 
 log = structlog.get_logger()
 

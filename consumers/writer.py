@@ -19,8 +19,9 @@ from consumers.backoff import Backoff
 from consumers.database import DatabaseUnavailableError
 from consumers.failure_notes import FailureNotes
 from consumers.filing import Filing
+from consumers.inserting import Arrival
 from consumers.letters import Letter
-from consumers.storing import Arrival, Stored, store
+from consumers.storing import Stored, store
 
 log = structlog.get_logger()
 

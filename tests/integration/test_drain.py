@@ -109,7 +109,7 @@ def test_a_redelivered_letter_is_stored_once(deployed: VirtualHost, engine: sa.E
         first = stored_rows(engine, 3)
     # The drain acknowledged; a broker that lost the acks would deliver the very same bytes again.
     again = [(bytes(row["properties"]), bytes(row["body"])) for row in first if row["task_id"]]
-    publish(deployed.url, again)
+    publish(deployed.url, again, exchange="dead-letters", routing_key=WORK_QUEUE)
     with draining(deployed.url, engine):
         eventually(lambda: depth(deployed.url, DEAD_LETTER_QUEUE) == 0)
     assert len(stored_rows(engine, 3)) == 3
