@@ -30,6 +30,7 @@ from consumers.dead_letters import Filter, State
 from consumers.drain import Drain, DrainOptions
 from consumers.failure_notes import FailureNotes
 from consumers.filing import Filing
+from consumers.group_commands import COMMANDS
 from consumers.health import AddressTakenError, Health, HealthServer
 from consumers.metrics import DrainMetrics
 from consumers.occurrences import announce
@@ -144,13 +145,14 @@ def _health_server(settings: Settings, health: Health, metrics: DrainMetrics) ->
 @click.option("--reason", help="Why it died, in the broker's words.")
 @click.option("--error", "error_type", help="Exception type, with its module.")
 @click.option("--task-id", help="Id of the task.")
+@click.option("--group", "group_id", type=int, help="Id of the group.")
 @click.option("--search", help="Text in args or kwargs.")
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000))
 @click.option("--before", type=int, help="Go on from this id: the next page.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for scripts.")
 @one_sentence
 def list_letters(
-    states: tuple[str, ...], limit: int, before: int | None, as_json: bool, **filters: str | None
+    states: tuple[str, ...], limit: int, before: int | None, as_json: bool, **filters: str | int | None
 ) -> None:
     """List dead letters, newest first.
 
@@ -257,6 +259,10 @@ def replay(
             click.echo(f"{letter_id} is not open and was left out.", err=True)
     if report.refused or report.left_out:
         sys.exit(EXIT_REFUSED)
+
+
+for _command in COMMANDS:
+    main.add_command(_command)
 
 
 @main.group()

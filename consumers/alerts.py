@@ -191,6 +191,21 @@ def claim(connection: sa.Connection, channel: str, *, now: datetime, limit: int)
     ]
 
 
+def recent(connection: sa.Connection, *, limit: int) -> list[dict[str, Any]]:
+    """What became of the newest alerts on each channel."""
+    d = alert_deliveries.c
+    query = (
+        sa.select(
+            alerts.c.uid, alerts.c.at, alerts.c.kind, alerts.c.severity, alerts.c.group_id,
+            d.channel, d.state, d.attempts, d.sent_at, d.error,
+        )
+        .join(alert_deliveries, d.alert_id == alerts.c.id)
+        .order_by(alerts.c.id.desc(), d.id)
+        .limit(limit)
+    )  # fmt: skip
+    return [dict(row._mapping) for row in connection.execute(query)]
+
+
 def record_sent(connection: sa.Connection, delivery_id: int, *, now: datetime) -> None:
     """The channel answered."""
     connection.execute(

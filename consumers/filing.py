@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -119,6 +119,22 @@ def sorted_letter(letter: Letter, note: FailureNote | None) -> Sorted:
         release=_name(note.release) if note is not None else None,
         died_at=letter.died_at,
         returned=letter.replay_key is not None,
+    )
+
+
+def fingerprint_of_row(row: Mapping[str, Any]) -> Fingerprint:
+    """The fingerprint of a stored letter, by the present rules."""
+    reason = row["note_reason"] if row["note_reason"] and not row["error_type"] else row["reason"]
+    if not (row["error_type"] or row["note_fingerprint"]):
+        return _unsaid(row["task_name"], row["queue"], reason)
+    return fingerprint(
+        task_name=row["task_name"],
+        error_type=row["error_type"],
+        error_message=row["error_message"],
+        traceback=row["traceback"],
+        own=row["note_fingerprint"],
+        queue=row["queue"],
+        reason=reason,
     )
 
 

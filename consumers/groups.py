@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from broker_topology.errors import DeadLetterOfficeError
 from consumers.audit import Act, Action, record
 from consumers.database import BigId, UtcDateTime, metadata
+from consumers.dead_letters import State, dead_letters
 from consumers.group_state import GroupState
 from consumers.letters import storable
 
@@ -142,6 +143,13 @@ def hours_of(
     ):
         found[row.group_id][row.hour] = row.letters
     return found
+
+
+def open_letters(connection: sa.Connection, group_id: int) -> int:
+    """How many letters of a group nobody has decided about."""
+    d = dead_letters.c
+    query = sa.select(sa.func.count()).where(d.group_id == group_id, d.state == State.OPEN.value)
+    return connection.execute(query).scalar_one()
 
 
 def settle(connection: sa.Connection, group_id: int, act: Act, *, now: datetime, release: str | None = None) -> None:
