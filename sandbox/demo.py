@@ -111,7 +111,7 @@ def publish(road: Road, keys: list[str]) -> None:
     """Everything that enters: what succeeds, what fails for ever, what fails for a while, what is no task."""
     title(f"Publishing {ORDERS} orders: each is a charge, a mail and a CRM record")
     road.services.answer("mail", status=503)
-    send = road.publisher().send_task
+    send = road.publisher.send_task
     for number, key in enumerate(keys, start=1):
         customer = "unknown-7" if number == 7 else f"customer-{number}"
         send("payments.charge_customer", args=(f"order-{number}", 1000 * number), idempotency_key=key)

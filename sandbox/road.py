@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -59,6 +60,7 @@ class Road:
             **self.more_environment,
         }
 
+    @cached_property
     def publisher(self) -> Celery:
         """The app of whoever publishes, such as a web application: it knows tasks by name only."""
         app = Celery("shop", broker=self.amqp_url, set_as_current=False)
@@ -128,6 +130,7 @@ class Road:
         """End every process of the road."""
         for process in self.processes:
             process.kill()
+        close_publisher(self.__dict__.pop("publisher", None))
 
     def start(self, name: str, command: list[str]) -> Process:
         """Start a command of the environment as a process of the road."""
@@ -139,3 +142,10 @@ class Road:
         )
         self.processes.append(process)
         return process
+
+
+def close_publisher(app: Celery | None) -> None:
+    """Close an app's pooled connections and their sockets: Celery's own close leaves them open."""
+    if app is not None:
+        app.pool.force_close_all()
+        app.close()

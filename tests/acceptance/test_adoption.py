@@ -108,7 +108,7 @@ def test_modules_of_ones_own_join_our_app(shop: Road) -> None:
     )
     shop.task_modules = "jobs"
     shop.worker()
-    shop.publisher().send_task("crm.own_job")
+    shop.publisher.send_task("crm.own_job")
     eventually(lambda: len(shop.services.calls("crm")) == 1)
 
 

@@ -112,7 +112,7 @@ def letters_stored(road: Road) -> int:
 
 def send(road: Road, policy: str, point: Point) -> None:
     """Publish the message of one cell."""
-    road.publisher().send_task(f"payments.{policy}", idempotency_key=f"{policy}/{point}")
+    road.publisher.send_task(f"payments.{policy}", idempotency_key=f"{policy}/{point}")
 
 
 def counted(road: Road) -> Counter[str]:

@@ -13,7 +13,7 @@ from sandbox.road import Road
 def test_success_leaves_nothing_behind(road: Road) -> None:
     """A task that succeeds is done once and leaves neither message nor dead letter. (I1, I4)"""
     road.worker()
-    road.publisher().send_task("payments.charge_customer", args=("order-1", 100), idempotency_key="order-charge-1")
+    road.publisher.send_task("payments.charge_customer", args=("order-1", 100), idempotency_key="order-charge-1")
 
     eventually(lambda: road.services.charges("order-charge-1") == [1])
     eventually(lambda: road.depth("payments", "dead-letters") == 0)
@@ -23,7 +23,7 @@ def test_permanent_failure_becomes_a_letter_that_replays_to_success(road: Road) 
     """A permanent failure is one row with its error; replayed with a reason it succeeds. (R1, R2, D1, D3, D5)"""
     road.worker()
     road.drain()
-    road.publisher().send_task("crm.sync_customer_record", args=("unknown-7", {"orders": 1}), task_id="sync-7")
+    road.publisher.send_task("crm.sync_customer_record", args=("unknown-7", {"orders": 1}), task_id="sync-7")
 
     [letter] = eventually(road.letters, what="the dead letter")
     letter = road.letter(letter["id"])
@@ -48,7 +48,7 @@ def test_transient_failure_waits_in_the_broker_and_succeeds(road: Road) -> None:
     """A 503 is retried with backoff, from the queue that the message came from, and succeeds later. (R1, R2, R3)"""
     worker = road.worker()
     road.services.answer("crm", status=503)
-    road.publisher().send_task("crm.sync_customer_record", args=("customer-1", {}))
+    road.publisher.send_task("crm.sync_customer_record", args=("customer-1", {}))
     eventually(lambda: len(road.services.calls("crm", accepted=False)) >= 2)
 
     worker.kill()  # the retry waits in the broker, not in this worker's memory
@@ -62,7 +62,7 @@ def test_task_that_kills_its_worker_ends_in_the_dead_letter_queue(road: Road) ->
     """A task that takes its process along is stopped by the delivery limit. (D3)"""
     road.worker()
     road.drain()
-    road.publisher().send_task("notifications.kill_own_worker", task_id="killer")
+    road.publisher.send_task("notifications.kill_own_worker", task_id="killer")
 
     [letter] = eventually(road.letters, seconds=60, what="the dead letter")
     letter = road.letter(letter["id"])
@@ -73,7 +73,7 @@ def test_task_that_kills_its_worker_ends_in_the_dead_letter_queue(road: Road) ->
 def test_same_charge_published_twice_at_once_is_charged_once(road: Road) -> None:
     """Two messages with one key, at once: one call, no dead letter. (I5, I8)"""
     road.worker("--concurrency=4")
-    send = road.publisher().send_task
+    send = road.publisher.send_task
     twice = [
         threading.Thread(
             target=send,
@@ -89,7 +89,7 @@ def test_same_charge_published_twice_at_once_is_charged_once(road: Road) -> None
 
     eventually(lambda: road.services.charges("order-charge-1") == [1])
     eventually(lambda: road.depth("payments") == 0)
-    road.publisher().send_task("crm.sync_customer_record", args=("customer-last", {}))
+    road.publisher.send_task("crm.sync_customer_record", args=("customer-last", {}))
     eventually(lambda: len(road.services.calls("crm")) == 1)
     assert road.services.charges("order-charge-1") == [1]
     assert road.depth("dead-letters") == 0
@@ -104,7 +104,7 @@ def test_message_that_is_no_task_becomes_a_row(road: Road) -> None:
 
     [letter] = eventually(road.letters, what="the dead letter")
     assert (letter["queue"], letter["task_name"]) == ("crm", None)
-    road.publisher().send_task("crm.sync_customer_record", args=("customer-1", {}))
+    road.publisher.send_task("crm.sync_customer_record", args=("customer-1", {}))
     eventually(lambda: len(road.services.calls("crm")) == 1)
 
 

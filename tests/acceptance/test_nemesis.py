@@ -18,7 +18,7 @@ import redis
 
 from broker_topology.deploy import deploy
 from broker_topology.topology import read_topology
-from sandbox.processes import NotReadyError, eventually
+from sandbox.processes import NotReadyError, Process, eventually
 from sandbox.road import Road
 from sandbox.servers import PrivateRabbitMQ, PrivateRedis, management_url, vhost_url
 from sandbox.services import OutsideServices
@@ -99,14 +99,13 @@ def test_sums_of_outcomes_equal_what_was_published(
 
 def publish(road: Road, tasks: int, chance: random.Random) -> dict[str, str]:
     """Publish a mixture of every kind; returns the outcome that each id must have."""
-    app = road.publisher()
+    app = road.publisher
     published = {}
     for number in range(tasks):
         outcome, name, arguments, _ = chance.choices(KINDS, weights=[kind[3] for kind in KINDS])[0]
         task_id = f"task-{number}"
         app.send_task(name, arguments, task_id=task_id)
         published[task_id] = outcome
-    app.close()
     return published
 
 
@@ -114,7 +113,8 @@ def publish(road: Road, tasks: int, chance: random.Random) -> dict[str, str]:
 def nemesis(road: Road, broker: PrivateRabbitMQ, claims: PrivateRedis, chance: random.Random) -> Iterator[None]:
     """Keep two workers and two drains running, and do harm to all there is, at random."""
     over = threading.Event()
-    starts = [lambda: road.worker(ready_seconds=90), lambda: road.worker(ready_seconds=90), road.drain, road.drain]
+    worker: Callable[[], Process] = lambda: road.worker(ready_seconds=90)  # noqa: E731, one line of harm
+    starts: list[Callable[[], Process]] = [worker, worker, road.drain, road.drain]
     running = [start() for start in starts]
 
     def kill_child() -> None:

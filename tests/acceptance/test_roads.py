@@ -358,7 +358,7 @@ def test_reject_with_requeue_comes_again_and_ends_at_the_delivery_limit(roads: R
 def test_revoked_task_is_a_dead_letter(roads: Roads) -> None:
     """A task that was revoked while it waited is a letter with that reason. (D2)"""
     task_id = uuid.uuid4().hex
-    app = roads.road.publisher()
+    app = roads.road.publisher
     app.control.revoke(task_id)
     eventually(
         lambda: any(task_id in ids for ids in (app.control.inspect(timeout=1).revoked() or {}).values()),

@@ -71,8 +71,8 @@ def test_redis_that_is_away_only_warns(road: Road, own_redis: PrivateRedis) -> N
     road.redis_url = own_redis.url
     worker = road.worker()
     assert "startup.redis_away" in worker.output()
-    road.publisher().send_task("crm.sync_customer_record", args=("customer-1", {}))
-    road.publisher().send_task("payments.charge_customer", args=("o-1", 1), idempotency_key="k-1")
+    road.publisher.send_task("crm.sync_customer_record", args=("customer-1", {}))
+    road.publisher.send_task("payments.charge_customer", args=("o-1", 1), idempotency_key="k-1")
     eventually(lambda: len(road.services.calls("crm")) == 1)
     own_redis.start()
     eventually(lambda: road.services.charges("k-1") == [1], seconds=40)

@@ -71,20 +71,18 @@ def limit_deliveries(vhost: VirtualHost, limit: int) -> None:
 def send(road: Road, name: str, *args: Any, **options: Any) -> str:
     """Publish one task; returns its id."""
     task_id = options.pop("task_id", None) or uuid.uuid4().hex
-    app = road.publisher()
+    app = road.publisher
     app.send_task(name, args, task_id=task_id, **options)
-    app.close()
     return task_id
 
 
 def test_rolling_deploys_dead_letter_no_healthy_task(road: Road, deployed: VirtualHost, counter: redis.Redis) -> None:
     """More deploys in a row than the delivery limit: each task is finished, never dead-lettered. (I1, D2)"""
     limit_deliveries(deployed, 2)
-    app = road.publisher()
+    app = road.publisher
     ids = [uuid.uuid4().hex for _ in range(60)]
     for task_id in ids:
         app.send_task("crm.sleep", (0.3,), task_id=task_id)
-    app.close()
     for _ in range(6):
         worker = road.worker()
         eventually(lambda: counter.keys("runs:*"))
@@ -190,13 +188,12 @@ def app_with_results(road: Road, redis_url: str) -> Iterator[Celery]:
     road.more_environment["RESULT_BACKEND"] = redis_url
     road.more_environment["TASK_IGNORE_RESULT"] = "false"
     road.worker("--concurrency=4")
-    app = road.publisher()
+    app = road.publisher
     app.conf.result_backend = redis_url
     app.conf.task_ignore_result = False
     yield app
     app.backend.result_consumer.stop()
     app.backend.client.close()
-    app.close()
 
 
 def step(app: Celery, name: str, *args: Any, **options: Any) -> Any:

@@ -14,6 +14,7 @@ from kombu.exceptions import OperationalError
 from broker_topology.deploy import deploy
 from broker_topology.topology import read_topology
 from sandbox.processes import eventually
+from sandbox.road import close_publisher
 from sandbox.servers import PrivateRabbitMQ, management_url, vhost_url
 from tasks import install
 from tasks.errors import PublishRefusedError, UnroutableTaskError
@@ -30,7 +31,7 @@ def publisher(url: str) -> Iterator[Celery]:
         return value
 
     yield app
-    app.close()
+    close_publisher(app)
 
 
 @pytest.fixture
