@@ -22,6 +22,7 @@ check: $(ready)
 # make bench, or one: make bench NAME=drain
 bench: $(ready)
 	@sandbox/install-servers rabbitmq-server redis-server postgresql
+	@$(bin)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	@set -e; for file in benchmarks/$(if $(NAME),$(NAME),*).py; do \
 	  grep -q "^if __name__" $$file || continue; \
 	  $(bin)/python -m benchmarks.$$(basename $$file .py); done

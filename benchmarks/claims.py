@@ -13,7 +13,7 @@ import statistics
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -133,8 +133,9 @@ def two_key_lock(url: str, body: Body) -> Run_:
     release = client.register_script(RELEASE)
 
     def run(key: str) -> Any:
-        if (done := client.get(f"done:{key}")) is not None:
-            return json.loads(done)  # type: ignore[arg-type]
+        done: Any = client.get(f"done:{key}")
+        if done is not None:
+            return json.loads(done)
         token = uuid.uuid4().hex
         if not client.set(f"lock:{key}", token, nx=True, ex=60):
             raise AssertionError("somebody else holds the lock")
@@ -170,7 +171,7 @@ def celery_once(url: str, body: Body) -> Run_:
     app = Celery("once", set_as_current=False)
     app.conf.ONCE = {"backend": "celery_once.backends.Redis", "settings": {"url": url, "default_timeout": 3600}}
 
-    @app.task(base=QueueOnce, name="charge", shared=False)  # type: ignore[untyped-decorator]
+    @app.task(base=QueueOnce, name="charge", shared=False)
     def charge(order_id: str) -> dict[str, str]:
         return body(order_id)
 
@@ -190,7 +191,7 @@ def celery_singleton(url: str, body: Body) -> Run_:
     app = Celery("singleton", set_as_current=False)
     app.conf.update(singleton_backend_url=url, singleton_lock_expiry=3600)
 
-    @app.task(base=Singleton, name="charge", shared=False)  # type: ignore[untyped-decorator]
+    @app.task(base=Singleton, name="charge", shared=False)
     def charge(order_id: str) -> dict[str, str]:
         return body(order_id)
 
@@ -232,7 +233,7 @@ def effects_of_a_duplicate(guard: Contender, body: Body) -> int:
     return body.effects - before
 
 
-def tell(figure: str, unit: str, values: dict[str, float]) -> None:
+def tell(figure: str, unit: str, values: Mapping[str, float]) -> None:
     """Print one figure against every rival."""
     mine = values["ours"]
     for rival, value in values.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any
@@ -24,6 +25,7 @@ from tasks.testing import ClaimPoints, Point
 from tasks.worker import ReliableRequest
 
 LEASE_SECONDS = 1.5
+STOPPING_SECONDS = 0.3
 
 
 class Fault(StrEnum):
@@ -56,6 +58,8 @@ def reached(point: Point, key: str, *, child: int | None = None) -> None:
             case Fault.STOPPED:
                 client.set(f"stopped:{key}", os.getpgrp())
                 os.killpg(os.getpgrp(), signal.SIGSTOP)
+                # A process with several threads stops a little later: not a line further than here.
+                time.sleep(STOPPING_SECONDS)
 
 
 class KillableRequest(ReliableRequest):

@@ -153,6 +153,11 @@ class QuorumClaims:
         """Whether every server has answered; an answer given by a majority may still be on its way to the rest."""
         return self._ballot.idle()
 
+    def close(self) -> None:
+        """Let go of idle connections; the next call opens one."""
+        for store in self.stores:
+            store.close()
+
     def _decide(
         self,
         question: Callable[[RedisClaims], A],

@@ -35,6 +35,7 @@ from tasks.claim import (
     record_name,
 )
 from tasks.errors import RedisUnavailableError
+from tasks.redis_wire import RedisWire
 
 
 class RedisClaims:
@@ -42,7 +43,7 @@ class RedisClaims:
 
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
-        self._command: Callable[..., Any] = client.execute_command
+        self._wire = RedisWire(client)
 
     def begin(
         self,
@@ -159,14 +160,19 @@ class RedisClaims:
         """Undo a begin after which nothing ran: a quorum did not come about. Owner only."""
         return bool(self._run(ABANDON, execution.record_name, [execution.token, "withdrawn"], patience_seconds))
 
+    def close(self) -> None:
+        """Let go of idle connections; the next call opens one."""
+        self._wire.close()
+        self.client.close()
+
     def _run(self, script: Script, record: str, arguments: Sequence[str | int], patience_seconds: float) -> Any:
         return _patiently(lambda: self._call(script, record, arguments), patience_seconds)
 
     def _call(self, script: Script, record: str, arguments: Sequence[str | int]) -> Any:
         try:
-            return self._command("EVALSHA", script.digest, 1, record, *arguments)
+            return self._wire.ask("EVALSHA", script.digest, 1, record, *arguments)
         except redis.exceptions.NoScriptError:
-            return self._command("EVAL", script.source, 1, record, *arguments)
+            return self._wire.ask("EVAL", script.source, 1, record, *arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,12 +180,12 @@ class Script:
     """A Lua script and the digest that Redis knows it by."""
 
     source: str
-    digest: str
+    digest: bytes
 
 
 def _load(name: str) -> Script:
     source = (files("tasks") / "claim_scripts" / f"{name}.lua").read_text(encoding="utf-8")
-    return Script(source=source, digest=hashlib.sha1(source.encode()).hexdigest())  # noqa: S324, Redis' own
+    return Script(source=source, digest=hashlib.sha1(source.encode()).hexdigest().encode())  # noqa: S324, Redis' own
 
 
 BEGIN, RENEW, COMPLETE, ABANDON = (_load(name) for name in ("begin", "renew", "complete", "abandon"))

@@ -13,6 +13,7 @@ from sandbox.processes import eventually
 from tasks.claim import Acquired, Claims, Execution, new_token
 from tasks.claims import connect_claims, connect_redis
 from tasks.quorum import QuorumClaims
+from tasks.redis_claims import RedisClaims
 
 T = TypeVar("T")
 _numbers = itertools.count(1)
@@ -77,10 +78,10 @@ def store_on(*urls: str) -> Store:
     return Store(claims=connect_claims(",".join(urls)), clients=clients)
 
 
-def close(claims: Any) -> None:
+def close(claims: Claims) -> None:
     """Close the connections of a store of claims."""
-    for store in getattr(claims, "stores", [claims]):
-        store.client.close()
+    assert isinstance(claims, RedisClaims | QuorumClaims)
+    claims.close()
 
 
 def execution(
