@@ -83,14 +83,15 @@ def drain(auto_upgrade: bool) -> None:
     _return_large_blocks()
     notes, health, metrics = FailureNotes(settings.redis_url), Health(), DrainMetrics()
     server = _health_server(settings, health, metrics)
+    filing = Filing(alert_config)
     service = Drain(
         amqp_url=settings.amqp_url,
         topology=topology,
         engine=engine,
         notes=notes,
         announce=announce,
-        filing=Filing(alert_config),
-        chores=DrainChores(engine, notes, health).run,
+        filing=filing,
+        chores=DrainChores(engine, notes, health, filing, clock=now).run,
         health=health,
         metrics=metrics,
         options=DrainOptions(

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import datetime
+
 import sqlalchemy as sa
 
 from consumers import late_notes
 from consumers.database import DatabaseUnavailableError, reading
 from consumers.failure_notes import FailureNotes
+from consumers.filing import Filing
 from consumers.health import Health
 
 
 class DrainChores:
     """Looks after what no delivery brings about."""
 
-    def __init__(self, engine: sa.Engine, notes: FailureNotes, health: Health) -> None:
+    def __init__(
+        self,
+        engine: sa.Engine,
+        notes: FailureNotes,
+        health: Health,
+        filing: Filing,
+        *,
+        clock: Callable[[], datetime],
+    ) -> None:
         self._engine, self._notes, self._health = engine, notes, health
+        self._filing, self._clock = filing, clock
 
     def run(self) -> None:
         """Find out whether the database answers, and complete letters that still miss their note."""
@@ -23,6 +36,6 @@ class DrainChores:
                 connection.execute(sa.text("SELECT 1"))
             self._health.well("database")
             if self._notes.configured:
-                late_notes.complete(self._engine, self._notes)
+                late_notes.complete(self._engine, self._notes, self._filing, now=self._clock())
         except DatabaseUnavailableError as error:
             self._health.ill("database", str(error))

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 import sqlalchemy as sa
 
@@ -21,12 +21,29 @@ from consumers.letters import MAX_NAME_LENGTH, Letter, storable
 from consumers.masking import masked_json
 
 
+class Told(Protocol):
+    """What alerts tell of a letter."""
+
+    @property
+    def task_id(self) -> str | None: ...  # noqa: D102, as in Letter
+    @property
+    def queue(self) -> str: ...  # noqa: D102
+    @property
+    def reason(self) -> str: ...  # noqa: D102
+    @property
+    def died_at(self) -> datetime: ...  # noqa: D102
+    @property
+    def args(self) -> str | None: ...  # noqa: D102
+    @property
+    def kwargs(self) -> str | None: ...  # noqa: D102
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filed:
     """One letter that was stored, with its group."""
 
     letter_id: int
-    letter: Letter
+    letter: Told
     about: Sorted
     group_id: int
 
@@ -42,7 +59,12 @@ class Filing:
         self, connection: sa.Connection, letters: Sequence[tuple[Letter, FailureNote | None]], *, now: datetime
     ) -> list[tuple[Sorted, int]]:
         """What matters of each letter to its group, and the group's id."""
-        about = [sorted_letter(letter, note) for letter, note in letters]
+        return self.place_sorted(connection, [sorted_letter(letter, note) for letter, note in letters], now=now)
+
+    def place_sorted(
+        self, connection: sa.Connection, about: Sequence[Sorted], *, now: datetime
+    ) -> list[tuple[Sorted, int]]:
+        """The same for letters whose fingerprint is known."""
         return list(zip(about, self._groups.place(connection, about, now=now), strict=True))
 
     def count(self, connection: sa.Connection, filed: Sequence[Filed], *, now: datetime) -> None:

@@ -6,7 +6,7 @@ How letters are counted into it stands in ``consumers.grouping``.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -109,7 +109,9 @@ def page(
     limit: int = 50,
 ) -> list[dict[str, Any]]:
     """Groups, the one that was seen last first."""
-    query = sa.select(failure_groups).order_by(failure_groups.c.last_seen_at.desc(), failure_groups.c.id.desc())
+    c = failure_groups.c
+    # A group whose letters all turned out to be something else has nothing to show.
+    query = sa.select(failure_groups).where(c.letters > 0).order_by(c.last_seen_at.desc(), c.id.desc())
     if states:
         query = query.where(failure_groups.c.state.in_([state.value for state in states]))
     if task:
@@ -199,6 +201,12 @@ def mute(connection: sa.Connection, group_id: int, act: Act, *, now: datetime, l
     until = now + lasting if lasting else None
     connection.execute(failure_groups.update().where(failure_groups.c.id == group["id"]).values(muted_until=until))
     record(connection, act, Action.MUTE_GROUP, now=now, group_id=group["id"], details={"until": until})
+
+
+def lock(connection: sa.Connection, group_ids: Iterable[int]) -> None:
+    """Hold groups until the caller's transaction ends; in the one order in which drains take them."""
+    c = failure_groups.c
+    connection.execute(sa.select(c.id).where(c.id.in_(set(group_ids))).order_by(c.id).with_for_update())
 
 
 def _locked(connection: sa.Connection, group_id: int) -> dict[str, Any]:

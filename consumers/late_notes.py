@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import sqlalchemy as sa
 import structlog
 
 from consumers.database import reading, transaction
 from consumers.dead_letters import dead_letters
 from consumers.failure_notes import FailureNotes
+from consumers.filing import Filing
 from consumers.inserting import note_values
+from consumers.refiling import refile
 
 log = structlog.get_logger()
 
 BATCH = 500
 
 
-def complete(engine: sa.Engine, notes: FailureNotes) -> int:
+def complete(engine: sa.Engine, notes: FailureNotes, filing: Filing, *, now: datetime) -> int:
     """Read the notes that letters still wait for, some at a time; returns how many letters got theirs.
 
-    A letter whose note is gone for good waits no longer. Raises DatabaseUnavailableError.
+    Each goes into the group of its error. A letter whose note is gone for good waits no longer.
+    Raises DatabaseUnavailableError.
     """
     c = dead_letters.c
     with reading(engine) as connection:
@@ -30,12 +35,15 @@ def complete(engine: sa.Engine, notes: FailureNotes) -> int:
     found = notes.read([row.note_key for row in waiting])
     if found is None:
         return 0
-    completed = 0
+    completed: list[int] = []
     with transaction(engine) as connection:
         for row in waiting:
             note = found.get(row.note_key)
             values = {"note_key": None} | (note_values(note) if note else {})
             connection.execute(dead_letters.update().where(c.id == row.id).values(**values))
-            completed += note is not None
-    log.info("failure_notes.completed", letters=completed, gone=len(waiting) - completed)
-    return completed
+            if note is not None:
+                completed.append(row.id)
+        filed = refile(connection, filing, completed, now=now) if completed else []
+    filing.committed(filed)
+    log.info("failure_notes.completed", letters=len(completed), gone=len(waiting) - len(completed))
+    return len(completed)

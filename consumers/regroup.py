@@ -8,7 +8,7 @@ at that moment follows it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -21,7 +21,7 @@ from consumers.dead_letters import dead_letters
 from consumers.filing import fingerprint_of_row
 from consumers.fingerprints import RULES_VERSION, Fingerprint
 from consumers.group_state import GroupState
-from consumers.groups import failure_groups, group_hours
+from consumers.groups import failure_groups, group_hours, lock
 
 BATCH = 1_000
 
@@ -105,11 +105,14 @@ def regroup(engine: sa.Engine, act: Act | None, *, now: datetime) -> Regrouping:
 
 
 def _letters_after(last_id: int) -> sa.Select[Any]:
-    columns = (
-        d.id, d.group_id, d.task_name, d.queue, d.reason, d.note_reason, d.error_type, d.error_message,
-        d.traceback, d.note_fingerprint, d.died_at, d.replay_key, d.release,
-    )  # fmt: skip
-    return sa.select(*columns).where(d.id > last_id).order_by(d.id).limit(BATCH)
+    return sa.select(*ROW_COLUMNS).where(d.id > last_id).order_by(d.id).limit(BATCH)
+
+
+ROW_COLUMNS = (
+    d.id, d.group_id, d.task_name, d.queue, d.reason, d.note_reason, d.error_type, d.error_message,
+    d.traceback, d.note_fingerprint, d.died_at, d.replay_key, d.release,
+)  # fmt: skip
+"""What of a letter its fingerprint and its group need."""
 
 
 def _digests(connection: sa.Connection, ids: set[int]) -> dict[int, str]:
@@ -120,29 +123,32 @@ def _digests(connection: sa.Connection, ids: set[int]) -> dict[int, str]:
 def _move(connection: sa.Connection, group_id: int | None, made: Fingerprint, rows: list[Any], now: datetime) -> int:
     """Move letters of one group into another, which is made where it is missing; returns its id."""
     target = _target(connection, group_id, made, rows, now)
+    lock(connection, [target] if group_id is None else [target, group_id])
     connection.execute(dead_letters.update().where(d.id.in_([row.id for row in rows])).values(group_id=target))
+    adjust(connection, target, rows, +1)
+    if group_id is not None:
+        adjust(connection, group_id, rows, -1)
+    return target
+
+
+def adjust(connection: sa.Connection, group_id: int, rows: Sequence[Any], sign: int) -> None:
+    """Count letters into a group, or out of it."""
     returned = sum(row.replay_key is not None for row in rows)
-    for group, sign in ((target, 1), (group_id, -1)):
-        if group is None:
-            continue
+    connection.execute(
+        failure_groups.update()
+        .where(c.id == group_id)
+        .values(letters=_at_least_0(c.letters + sign * len(rows)), returned=_at_least_0(c.returned + sign * returned))
+    )
+    for hour, number in sorted(Counter(_hour(row.died_at) for row in rows).items()):
+        insert = insert_of(connection, group_hours).values(
+            group_id=group_id, hour=hour, letters=max(0, sign * number)
+        )
         connection.execute(
-            failure_groups.update()
-            .where(c.id == group)
-            .values(
-                letters=_at_least_0(c.letters + sign * len(rows)), returned=_at_least_0(c.returned + sign * returned)
+            insert.on_conflict_do_update(
+                index_elements=["group_id", "hour"],
+                set_={"letters": _at_least_0(group_hours.c.letters + sign * number)},
             )
         )
-        for hour, number in sorted(Counter(_hour(row.died_at) for row in rows).items()):
-            insert = insert_of(connection, group_hours).values(
-                group_id=group, hour=hour, letters=max(0, sign * number)
-            )
-            connection.execute(
-                insert.on_conflict_do_update(
-                    index_elements=["group_id", "hour"],
-                    set_={"letters": _at_least_0(group_hours.c.letters + sign * number)},
-                )
-            )
-    return target
 
 
 def _target(
@@ -150,7 +156,7 @@ def _target(
 ) -> int:
     died = [row.died_at for row in rows]
     existing = connection.execute(
-        sa.select(c.id, c.first_seen_at, c.last_seen_at).where(c.digest == made.digest).with_for_update()
+        sa.select(c.id, c.first_seen_at, c.last_seen_at).where(c.digest == made.digest)
     ).one_or_none()
     if existing is not None:
         values: dict[str, Any] = {

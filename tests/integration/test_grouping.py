@@ -21,6 +21,7 @@ from consumers.fingerprints import Fingerprint
 from consumers.group_state import GroupState
 from consumers.groups import GroupStateError, Ignore, NoSuchGroupError, failure_groups
 from consumers.inserting import Arrival
+from consumers.refiling import refile
 from consumers.regroup import regroup
 from consumers.storing import store
 from tests.integration.letters import NOW, arrival, groups_in, later
@@ -254,6 +255,26 @@ def test_better_rules_move_letters_and_keep_what_people_said(
         assert set(connection.execute(sa.select(dead_letters.c.group_id)).scalars()) == {new["id"]}
         assert groups.get(connection, 1)["letters"] == 3
     assert regroup(engine, None, now=NOW).told() == []
+
+
+def test_a_note_that_comes_late_moves_the_letter(engine: sa.Engine) -> None:
+    """While Redis was away the broker's words made the group; the note puts its letter where it belongs (D4)."""
+    filing = Filing()
+    store(engine, [arrival(), arrival(), arrival("order 1 was declined")], now=NOW, filing=filing)
+    with transaction(engine) as connection:
+        for letter_id, message in ((1, "order 2 was declined"), (2, "no such customer")):
+            values = {"error_type": "shop.GatewayError", "error_message": message, "traceback": ""}
+            connection.execute(dead_letters.update().where(dead_letters.c.id == letter_id).values(**values))
+        filing.committed(refile(connection, filing, [1, 2], now=later(minutes=1)))
+    counted = {group["title"]: group["letters"] for group in groups_in(engine)}
+    assert counted == {
+        "rejected: payments.charge_customer from payments": 0,
+        "GatewayError: order <n> was declined": 2,
+        "GatewayError: no such customer": 1,
+    }
+    assert _kinds(engine) == ["first_occurrence"] * 3
+    with reading(engine) as connection:
+        assert len(groups.page(connection)) == 2
 
 
 def test_letters_from_before_groups_are_grouped(engine: sa.Engine) -> None:
