@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any, Final
 
 import structlog
@@ -36,7 +35,7 @@ def check_before_start(app: Celery, connection: Connection) -> None:
     """Check tasks, broker and Redis. Raises StartupError, in one sentence; what is only risky is logged."""
     reliability = reliability_of(app)
     _check_tasks(app)
-    _check_broker(reliability.topology, connection)
+    check_broker(reliability.topology, connection)
     _check_time_limits(app, reliability.topology)
     try:
         findings = check_claims(reliability.claims)
@@ -55,7 +54,8 @@ def _check_tasks(app: Celery) -> None:
             raise StartupError(f"task {name} must have ReliableTask as its base: its failures would be lost")
 
 
-def _check_broker(topology: Topology, connection: Connection) -> None:
+def check_broker(topology: Topology, connection: Connection) -> None:
+    """See that exchanges and queues are there, as the topology says. Raises StartupError."""
     exchanges = {queue.dead_letter_exchange for queue in topology.work_queues}
     for name in [*sorted(filter(None, exchanges)), FIRST_DELAY]:
         _ask(connection, f"exchange {name}", "exchange_declare", exchange=name, type="topic", passive=True)
@@ -93,22 +93,23 @@ def _ask(connection: Connection, what: str, method: str, **arguments: Any) -> No
 
 def _check_time_limits(app: Celery, topology: Topology) -> None:
     """A task that may run longer than the broker waits for its ack is taken back while it still runs."""
-    timeouts = list(_consumer_timeouts(topology))
-    shortest = min(timeouts, default=BROKERS_OWN_CONSUMER_TIMEOUT_SECONDS)
+    shortest = shortest_consumer_timeout(topology)
     for name, task in app.tasks.items():
         if task.time_limit and task.time_limit > shortest:
-            log.warning("startup.time_limit_beyond_consumer_timeout", task=name, time_limit=task.time_limit,
-                        consumer_timeout=shortest)  # fmt: skip
+            log.warning(
+                "startup.time_limit_beyond_consumer_timeout",
+                task=name,
+                time_limit_seconds=task.time_limit,
+                consumer_timeout_seconds=shortest,
+            )
 
 
-def _consumer_timeouts(topology: Topology) -> Iterator[float]:
-    """In seconds, from the arguments and policies of the file."""
-    for queue in topology.work_queues:
-        if (argument := queue.arguments.get("x-consumer-timeout")) is not None:
-            yield float(argument) / 1000
-    for policy in topology.policies:
-        if (defined := policy.definition.get("consumer-timeout")) is not None:
-            yield float(defined) / 1000
+def shortest_consumer_timeout(topology: Topology) -> float:
+    """How long the broker waits for an ack, in seconds: from arguments and policies of the file, or its default."""
+    arguments = [queue.arguments.get("x-consumer-timeout") for queue in topology.work_queues]
+    policies = [policy.definition.get("consumer-timeout") for policy in topology.policies]
+    milliseconds = [value for value in (*arguments, *policies) if isinstance(value, int)]
+    return min(milliseconds) / 1000 if milliseconds else BROKERS_OWN_CONSUMER_TIMEOUT_SECONDS
 
 
 def check_routing_keys(topology: Topology) -> None:
