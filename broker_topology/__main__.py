@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -17,14 +20,22 @@ from broker_topology.errors import DeadLetterOfficeError
 from broker_topology.lint import Report, lint_text, rule_of
 from broker_topology.lint import lint as lint_definitions
 from broker_topology.management import ManagementApi, default_management_url
+from broker_topology.migrate import WATCH_SECONDS, Migrated, Options, begun, differing
+from broker_topology.migrate import abort as abort_migration
+from broker_topology.migrate import migrate as migrate_queue
 from broker_topology.observation import take_snapshot
+from broker_topology.plan import Action
+from broker_topology.preflight import MigrationRefusedError
 from broker_topology.rules import RULES
 from broker_topology.sarif import to_sarif
-from broker_topology.topology import Topology, read_topology
+from broker_topology.topology import Queue, Topology, read_topology
 from broker_topology.verify import verify as verify_topology
 from broker_topology.versions import Version
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+JOINED_GROUP = "broker_topology.commands"
+"""Entry points of commands that live where more is known, such as ``doctor`` in the wing that knows Celery."""
 
 DEFAULT_URL = "amqp://guest:guest@localhost:5672/%2F"
 
@@ -36,7 +47,17 @@ class _Failure(click.ClickException):
 
 
 class _Commands(click.Group):
-    """A group whose commands end with one sentence where they fail."""
+    """A group whose commands end with one sentence where they fail. Other packages may join it with commands."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Our own commands, and those that joined."""
+        return sorted({*super().list_commands(ctx), *(joined.name for joined in entry_points(group=JOINED_GROUP))})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """One of our own, or one that joined, loaded when it is asked for."""
+        own = super().get_command(ctx, cmd_name)
+        joined = None if own else next(iter(entry_points(group=JOINED_GROUP, name=cmd_name)), None)
+        return joined.load() if joined else own
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command. Our errors become its exit code 2."""
@@ -302,6 +323,105 @@ def verify(
     else:
         _print(telling.verdict_lines(verdict))
     context.exit(1 if verdict.faults else 0)
+
+
+@main.command()
+@click.argument("file", type=click.Path())
+@click.argument("queues", nargs=-1, metavar="[QUEUE]...")
+@broker_options
+@click.option(
+    "--journal-dir",
+    type=click.Path(file_okay=False),
+    default=".",
+    help="Where the journal of each migration is kept; a run that was killed goes on from it.",
+)
+@click.option("--abort", is_flag=True, help="Take a begun migration of QUEUE back, where the queue still exists.")
+@click.option(
+    "--publishers-stopped",
+    is_flag=True,
+    help="Your word that nobody publishes to the queues through the default exchange.",
+)
+@click.option(
+    "--watch-seconds",
+    type=click.FloatRange(0, 3600),
+    default=WATCH_SECONDS,
+    show_default=True,
+    help="How long an emptied queue is watched for publishers that are not held back.",
+)
+@json_option
+@click.pass_context
+def migrate(
+    context: click.Context,
+    file: str,
+    queues: tuple[str, ...],
+    url: str,
+    management_url: str | None,
+    ca_file: str | None,
+    vhost: str | None,
+    journal_dir: str,
+    abort: bool,
+    publishers_stopped: bool,
+    watch_seconds: float,
+    as_json: bool,
+) -> None:
+    """Replace queues whose arguments cannot be changed, without losing a message.
+
+    Publishers go on: what they send is held back until the queue is there again. Consumers must be stopped,
+    and publishers must use an exchange, not the default one. What was in the queue keeps its ids, but its order
+    mixes with what is new. Run it again after a crash, in the same folder.
+
+    \b
+    Examples:
+      broker-topology migrate definitions.json
+      broker-topology migrate definitions.json celery --publishers-stopped
+      broker-topology migrate definitions.json payments --journal-dir /var/lib/broker-topology
+      broker-topology migrate definitions.json payments --abort
+
+    \b
+    Exit codes:
+      0  the queues are as FILE says
+      1  a queue was left as it is, for the reason told
+      2  it could not be done, or was interrupted: run it again
+    """
+    address = BrokerAddress.parse(url, ca_file=ca_file)
+    topology = _read(file, url, vhost)
+    options = Options(folder=Path(journal_dir), publishers_stopped=publishers_stopped, watch_seconds=watch_seconds)
+    with ManagementApi(management_url or default_management_url(address), address) as management:
+        try:
+            if abort:
+                for name in queues:
+                    abort_migration(name, address, management, options, tell=_tell_about(name))
+                return
+            # What was begun comes first: a deploy would lay bindings that its detour has taken up.
+            chosen = begun(topology, queues, options.folder, address.vhost)
+            done = [_migrate_one(queue, address, management, options) for queue in chosen]
+            deployed = deploy_topology(
+                topology,
+                url,
+                management_url=management_url or default_management_url(address),
+                ca_file=ca_file,
+                before_migration=True,
+            )
+            if deployed.plan.of(Action.CONFLICT):
+                _print(str(change) for change in deployed.plan.of(Action.CONFLICT))
+                context.exit(1)
+            chosen = differing(topology, queues, deployed.plan)
+            done += [_migrate_one(queue, address, management, options) for queue in chosen]
+        except MigrationRefusedError as error:
+            click.echo(f"Error: {error}", err=True)
+            context.exit(1)
+    if as_json:
+        _print_json({"migrated": [asdict(migrated) for migrated in done]})
+    else:
+        _print(telling.migration_lines(done))
+
+
+def _migrate_one(queue: Queue, address: BrokerAddress, management: ManagementApi, options: Options) -> Migrated:
+    return migrate_queue(queue, address, management, options, tell=_tell_about(queue.name))
+
+
+def _tell_about(queue: str) -> Callable[[str], None]:
+    return lambda line: click.echo(f"{queue}: {line}", err=True)
 
 
 def _read(file: str, url: str, vhost: str | None) -> Topology:
