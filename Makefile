@@ -1,6 +1,8 @@
 # The verbs of the project: demo, test, check, bench (and soak, the long form of some tests).
 .PHONY: demo test check bench soak constraints
 PYTHON ?= python3
+# Tests wait more than they work: twice as many at a time as there are processors.
+WORKERS ?= 4
 bin := .venv/bin
 ready := .venv/ready
 
@@ -10,7 +12,7 @@ demo: $(ready)
 
 test: $(ready)
 	@sandbox/install-servers rabbitmq-server redis-server postgresql
-	@$(bin)/python -m pytest $(ARGS)
+	@$(bin)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup $(ARGS)
 
 check: $(ready)
 	@$(bin)/ruff check .

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -68,7 +69,12 @@ def rabbitmq_server(servers_folder: Path) -> Iterator[servers.Server]:
 @pytest.fixture(scope="session")
 def redis_server(servers_folder: Path) -> Iterator[servers.Server]:
     """The Redis that all tests share; none may stop it."""
-    yield from _served(servers.redis, servers_folder)
+    for server in _served(servers.redis, servers_folder):
+        if isinstance(server, servers.ExistingServer):
+            # Tests run side by side and empty their Redis: each process of pytest takes a database of its own.
+            number = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+            server.url = urlsplit(server.url)._replace(path=f"/{number}").geturl()
+        yield server
 
 
 @pytest.fixture(scope="session")

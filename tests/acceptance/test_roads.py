@@ -29,6 +29,9 @@ from sandbox.road import Road
 from sandbox.services import OutsideServices
 from tests.conftest import DEFINITIONS, new_vhost
 
+# One worker process for the whole table, so one process of pytest too.
+pytestmark = pytest.mark.xdist_group("roads")
+
 JSON = {"content_type": "application/json", "content_encoding": "utf-8"}
 
 
