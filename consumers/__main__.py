@@ -140,7 +140,13 @@ def _health_server(settings: Settings, health: Health, metrics: DrainMetrics) ->
 
 
 @main.command("list")
-@click.option("--state", "states", multiple=True, type=click.Choice([*State, "all"]), help="Default: open.")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice([*(state.value for state in State), "all"]),
+    help="Default: open.",
+)
 @click.option("--task", help="Name of the task.")
 @click.option("--queue", help="Queue that it died in.")
 @click.option("--reason", help="Why it died, in the broker's words.")

@@ -64,7 +64,13 @@ def group_commands(context: click.Context) -> None:
 
 
 @group_commands.command("list")
-@click.option("--state", "states", multiple=True, type=click.Choice([*GroupState, "all"]), help="Default: open.")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice([*(state.value for state in GroupState), "all"]),
+    help="Default: open.",
+)
 @click.option("--task", help="Name of the task.")
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for scripts.")

@@ -65,6 +65,8 @@ def prepared_settings() -> Settings:
 def database(settings: Settings | None = None) -> sa.Engine:
     """The database, with the schema that this version knows. Raises SchemaError, DatabaseUnavailableError."""
     engine = open_database((settings or prepared_settings()).database_url)
+    if context := click.get_current_context(silent=True):
+        context.call_on_close(engine.dispose)
     require_schema(engine, auto_upgrade=engine.dialect.name == "sqlite")
     return engine
 
