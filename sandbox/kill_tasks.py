@@ -18,7 +18,7 @@ from celery import shared_task
 from celery.signals import worker_init
 
 from broker_topology.message import IDEMPOTENCY_KEY_HEADER
-from tasks import Idempotency, ReliableTask
+from tasks import Idempotency, ReliableTask, TransientFailure
 from tasks.outside import call
 from tasks.reliability import reliability_of
 from tasks.testing import ClaimPoints, Point
@@ -105,6 +105,14 @@ def repeat(self: Killable) -> str:
 def park(self: Killable) -> str:
     """Charge; in doubt after an interruption."""
     return self.step("charge").run(self.charge)
+
+
+@shared_task(name="payments.second_try", **_policy("repeat"), transient=TransientFailure, max_retries=1)
+def second_try(self: Killable) -> int:
+    """Fail once in a way that is worth a retry; says which try it was."""
+    if self.request.retries == 0:
+        raise TransientFailure("not yet", retry_after=1)
+    return int(self.request.retries)
 
 
 @worker_init.connect(weak=False)
