@@ -31,6 +31,7 @@ from tasks.errors import (
     NotGuardedError,
     PayloadMismatchError,
     PolicyError,
+    ResultNotSerializableError,
     ResultUnrecordedError,
     TaskExitedError,
 )
@@ -40,6 +41,7 @@ from tasks.idempotency import AlreadyDone, ComeBack, Guard, Refuse, Run
 from tasks.idempotency_policy import Idempotency
 from tasks.reliability import reliability_of
 from tasks.result_backend import forgiving
+from tasks.results import declared_result_problem
 from tasks.retry_policy import GiveUp, GiveUpReason, RetryIn, RetryPolicy
 from tasks.steps import Step
 
@@ -94,7 +96,10 @@ class ReliableTask(Task):  # type: ignore[misc]
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
-        """Work out the effective policy. Raises PolicyError for one that cannot be kept."""
+        """Work out the effective policy. Raises PolicyError for one that cannot be kept.
+
+        Raises ResultNotSerializableError where a guarded task declares a result that JSON cannot hold.
+        """
         _settle_acks(cls)
         reliability = getattr(app, "reliability", None)
         policy = cls.retry_policy or (reliability.retry_policy if reliability else RetryPolicy())
@@ -107,6 +112,8 @@ class ReliableTask(Task):  # type: ignore[misc]
             # None is Celery's word for "for ever"; only Celery's own tasks may use it.
             policy = replace(policy, max_retries=cls.max_retries)
         cls.policy = policy
+        if cls.idempotency is not None and (problem := declared_result_problem(cls.run)):
+            raise ResultNotSerializableError(f"task {cls.name} is guarded, so its result is kept as JSON: {problem}")
         cls.has_default_policy = cls.retry_policy is None and cls.transient is None and not declares_limit
 
     @property

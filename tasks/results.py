@@ -91,4 +91,13 @@ def result_problem(annotation: Any) -> str | None:
     return None
 
 
+def declared_result_problem(run: Any) -> str | None:
+    """Why results of a task's body cannot be kept, by its return annotation; None where it has none."""
+    try:
+        annotation = typing.get_type_hints(run).get("return", Any)
+    except (NameError, TypeError, AttributeError):
+        return None  # a name that only a type checker knows
+    return result_problem(annotation)
+
+
 _CONTAINERS = (typing.Union, types.UnionType, list, tuple, dict)
