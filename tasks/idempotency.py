@@ -32,8 +32,9 @@ from tasks.errors import (
     PermanentFailure,
     RedisUnavailableError,
 )
-from tasks.held_claim import HeldClaim, LeasedClaim
+from tasks.held_claim import HeldClaim
 from tasks.idempotency_policy import Idempotency, RedisDown
+from tasks.leased_claim import LeasedClaim
 from tasks.payload import fingerprint
 from tasks.reconciliation import DidNotHappen, Doubt, Happened, Reconciled, Settlement, Unknown
 from tasks.results import keep, restore

@@ -11,9 +11,9 @@ import pytest
 
 from sandbox.processes import eventually
 from tasks.errors import LeaseLostError, StepError
-from tasks.held_claim import LeasedClaim
 from tasks.idempotency import AlreadyDone, ComeBack, Run
 from tasks.lease import Renewals
+from tasks.leased_claim import LeasedClaim
 from tests.integration.claim_stores import Store, execution
 from tests.integration.deliveries import deliver, running
 
