@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import httpx
@@ -18,7 +19,14 @@ def call(
     """
     url = f"{app.conf[f'office_{service}_url']}{path}"
     headers = {"Idempotency-Key": key} if key else {}
-    response = httpx.request(method, url, json=json, headers=headers, timeout=app.conf.office_http_timeout_seconds)
+    timeout = app.conf.office_http_timeout_seconds
+    response = _client().request(method, url, json=json, headers=headers, timeout=timeout)
     response.raise_for_status()
     answer: dict[str, Any] = response.json()
     return answer
+
+
+@lru_cache
+def _client() -> httpx.Client:
+    """One client a process, made at its first call: a forked connection would be shared."""
+    return httpx.Client()

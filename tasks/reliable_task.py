@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, ClassVar, NoReturn, cast
 
 from celery import Celery, Task
@@ -332,6 +333,7 @@ def _settle_acks(task: type[ReliableTask]) -> None:
             )
 
 
+@lru_cache(maxsize=1024)
 def _parameters(run: Any) -> tuple[str, ...]:
     """The names of a task's positional parameters, without ``self``."""
     try:
