@@ -14,17 +14,13 @@ from rich.console import Console
 from broker_topology.errors import ConfigurationError
 from broker_topology.topology import read_topology
 from consumers import audit, dead_letters, showing
-from consumers import replay as replaying
 from consumers.alert_config import read_alert_config
 from consumers.alert_service import AlertService, Watched
-from consumers.audit import Act
 from consumers.chores import DrainChores
 from consumers.database import (
     open_database,
     reading,
     require_schema,
-    schema_revision,
-    upgrade,
 )
 from consumers.dead_letters import Filter, State
 from consumers.drain import Drain, DrainOptions
@@ -34,9 +30,11 @@ from consumers.group_commands import COMMANDS
 from consumers.health import AddressTakenError, Health, HealthServer
 from consumers.metrics import DrainMetrics
 from consumers.occurrences import announce
+from consumers.outcomes import Outcomes
+from consumers.replay_commands import REPLAY_COMMANDS
 from consumers.settings import Settings
-from consumers.shell import EXIT_REFUSED, database, login, now, one_sentence, prepared_settings
-from consumers.wire import connected
+from consumers.shell import database, now, one_sentence, prepared_settings
+from consumers.upkeep_commands import UPKEEP_COMMANDS
 
 USUAL_HEALTH_PORT = 9808
 
@@ -82,6 +80,7 @@ def drain(auto_upgrade: bool) -> None:
     require_schema(engine, auto_upgrade=auto_upgrade or engine.dialect.name == "sqlite")
     _return_large_blocks()
     notes, health, metrics = FailureNotes(settings.redis_url), Health(), DrainMetrics()
+    outcomes = Outcomes(settings.redis_url, engine, clock=now)
     server = _health_server(settings, health, metrics)
     filing = Filing(alert_config)
     service = Drain(
@@ -119,6 +118,7 @@ def drain(auto_upgrade: bool) -> None:
     finally:
         speaker.stop()
         server.close()
+        outcomes.close()
         engine.dispose()
 
 
@@ -208,89 +208,8 @@ def show(letter_id: int, as_json: bool) -> None:
         showing.show_letter(Console(), letter, history)
 
 
-@main.command()
-@click.argument("letter_ids", type=int, nargs=-1, required=True)
-@click.option("--reason", required=True, help="Why; it stands in the audit log.")
-@click.option("--by", "actor", help="Who; the login by default.")
-@click.option("--to-queue", help="Send to this queue instead of where each letter came from.")
-@click.option("--keep-expiry", is_flag=True, help="Keep expiration and expires as they were.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object, for scripts.")
-@one_sentence
-def replay(
-    letter_ids: tuple[int, ...],
-    reason: str,
-    actor: str | None,
-    to_queue: str | None,
-    keep_expiry: bool,
-    as_json: bool,
-) -> None:
-    """Publish dead letters again, each to the queue that it came from.
-
-    The original bytes are sent, with a fresh retry budget, the same task id and the same idempotency key.
-
-    \b
-    Examples:
-      dead-letters replay 17 --reason "customer was created"
-      dead-letters replay 17 18 19 --reason "provider is back" --by alice
-    """
-    settings = prepared_settings()
-    act = Act(actor=actor or login(), reason=reason)
-    topology = read_topology(settings.topology_file)
-    engine = database(settings)
-    with connected(settings.amqp_url, name="dead-letters replay") as connection:
-        report = replaying.replay(
-            engine,
-            connection,
-            topology,
-            act,
-            letter_ids,
-            clock=now,
-            options=replaying.ReplayOptions(to_queue=to_queue, keep_expiry=keep_expiry),
-        )
-    if as_json:
-        click.echo(
-            showing.as_json(
-                {
-                    "replay_id": report.replay_id,
-                    "published": report.published,
-                    "refused": report.refused,
-                    "left_out": report.left_out,
-                }
-            )
-        )
-    else:
-        click.echo(f"Replay {report.replay_id}: {len(report.published)} published.")
-        for letter_id, problem in report.refused.items():
-            click.echo(f"{letter_id} could not be sent and stays open: {problem}", err=True)
-        for letter_id in report.left_out:
-            click.echo(f"{letter_id} is not open and was left out.", err=True)
-    if report.refused or report.left_out:
-        sys.exit(EXIT_REFUSED)
-
-
-for _command in COMMANDS:
+for _command in (*REPLAY_COMMANDS, *UPKEEP_COMMANDS, *COMMANDS):
     main.add_command(_command)
-
-
-@main.group()
-def db() -> None:
-    """The schema of the database."""
-
-
-@db.command("upgrade")
-@one_sentence
-def db_upgrade() -> None:
-    """Bring the schema up to date; running it again changes nothing.
-
-    \b
-    Example:
-      DATABASE_URL=postgresql://... dead-letters db upgrade
-    """
-    engine = open_database(prepared_settings().database_url)
-    before = schema_revision(engine)
-    upgrade(engine)
-    after = schema_revision(engine)
-    click.echo(f"The schema is at {after} already." if before == after else f"The schema is at {after} now.")
 
 
 def _run() -> NoReturn:

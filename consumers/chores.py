@@ -30,7 +30,7 @@ class DrainChores:
         self._filing, self._clock = filing, clock
 
     def run(self) -> None:
-        """Find out whether the database answers, and complete letters that still miss their note."""
+        """Find out whether the database answers, complete letters that miss their note, settle what succeeded."""
         try:
             with reading(self._engine) as connection:
                 connection.execute(sa.text("SELECT 1"))

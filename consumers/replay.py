@@ -1,167 +1,369 @@
-"""Replay: publish the original message again, deliberately, audited, and marked.
+"""Replay: publish the original messages again, deliberately, audited, gently, and followed to their outcome.
 
 The letters are claimed in the database before anything is published, and marked after the broker has
-confirmed. A crash in between leaves claimed letters, which ``resume`` publishes again with the same task id
+confirmed. A crash in between leaves claimed letters, which ``run`` publishes again with the same task id
 and the same ``replay_id``: the idempotency claim of the task absorbs the copy.
 """
 
 from __future__ import annotations
 
+import json
+import random
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-import pika.exceptions
 import sqlalchemy as sa
-from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
-from broker_topology.errors import BrokerUnavailableError, DeadLetterOfficeError
+from broker_topology.errors import DeadLetterOfficeError
+from broker_topology.settlement import SETTLEMENT_HEADER, Settlement, attempt_in_doubt
 from broker_topology.topology import Topology
-from consumers.audit import Act
-from consumers.database import transaction
-from consumers.dead_letters import State, dead_letters
+from consumers.audit import Act, Action, record
+from consumers.backoff import Backoff
+from consumers.database import reading, transaction
+from consumers.dead_letters import Filter, State, change_state, dead_letters
 from consumers.letters import UNROUTABLE
-from consumers.raw_properties import MalformedPropertiesError, republished
+from consumers.outcomes import Outcomes
+from consumers.publisher import Answer, Confirmed, Full, Outgoing, Publisher, Refused
+from consumers.raw_properties import MalformedPropertiesError, long_string, republished
 from consumers.replays import (
+    Progress,
     ReplayState,
+    ReplayStateError,
     freeze,
+    get_replay,
     mark_published,
     mark_refused,
+    progress,
     set_replay_state,
     waiting_items,
 )
-from consumers.wire import RawProperties
 
-BATCH_ITEMS = 100
+MAX_BATCH = 200
+MAX_BATCH_BYTES = 16 * 1024 * 1024
+RAMP = 10
+"""Each step of a ramp is so many times the one before."""
+POLL_SECONDS = 0.2
+IN_DOUBT = "in_doubt"
 
 
 class NothingToReplayError(DeadLetterOfficeError):
     """None of these letters is open."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayOptions:
-    """How a replay goes about it."""
-
-    to_queue: str | None = None
-    """Send to this queue instead of the one that each letter came from."""
-    keep_expiry: bool = False
-    """Keep ``expiration`` and ``expires`` as they were."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayReport:
-    """What a replay did."""
-
-    replay_id: int
-    published: list[int]
-    """Ids of letters that the broker has confirmed."""
-    refused: dict[int, str]
-    """Ids of letters that could not be sent, and why; they are open again."""
-    left_out: list[int]
-    """Ids that were selected but not open: somebody else has them, or they are done."""
-
-
-def replay(
-    engine: sa.Engine,
-    connection: BlockingConnection,
-    topology: Topology,
-    act: Act,
-    letter_ids: Sequence[int],
-    *,
-    clock: Callable[[], datetime],
-    options: ReplayOptions | None = None,
-) -> ReplayReport:
-    """Publish letters again to where they came from, each with a fresh retry budget.
-
-    Raises NothingToReplayError, BrokerUnavailableError, DatabaseUnavailableError.
-    """
-    options = options or ReplayOptions()
-    with transaction(engine) as database:
-        replay_id, claimed = freeze(
-            database,
-            act,
-            letter_ids,
-            now=clock(),
-            options={"to_queue": options.to_queue, "keep_expiry": options.keep_expiry},
-        )
-        if not claimed:
-            raise NothingToReplayError(_why_none(database, letter_ids))
-    report = ReplayReport(
-        replay_id=replay_id,
-        published=[],
-        refused={},
-        left_out=sorted(set(letter_ids) - set(claimed)),
-    )
-    _run(engine, connection, topology, report, options, clock)
-    return report
-
-
-def _run(
-    engine: sa.Engine,
-    connection: BlockingConnection,
-    topology: Topology,
-    report: ReplayReport,
-    options: ReplayOptions,
-    clock: Callable[[], datetime],
-) -> None:
-    channel: BlockingChannel | None = None
-    while True:
-        with transaction(engine) as database:
-            items = waiting_items(database, report.replay_id, limit=BATCH_ITEMS)
-        if not items:
-            break
-        published: dict[int, int] = {}
-        refused: dict[int, tuple[int, str]] = {}
-        for item in items:
-            try:
-                if channel is None or not channel.is_open:
-                    channel = connection.channel()
-                    channel.confirm_delivery()
-                _publish(channel, item, topology, options)
-            except RefusedError as error:
-                refused[item["item_id"]] = (item["letter_id"], str(error))
-            except pika.exceptions.ChannelClosedByBroker as error:
-                refused[item["item_id"]] = (item["letter_id"], f"the broker refuses it: {error.reply_text}")
-            except pika.exceptions.AMQPError as error:
-                raise BrokerUnavailableError("the connection to the broker was lost during the replay") from error
-            else:
-                published[item["item_id"]] = item["letter_id"]
-        with transaction(engine) as database:
-            mark_published(database, list(published), now=clock())
-            for item_id, (_, problem) in refused.items():
-                mark_refused(database, item_id, problem, now=clock())
-        report.published.extend(published.values())
-        report.refused.update(dict(refused.values()))
-    with transaction(engine) as database:
-        set_replay_state(database, report.replay_id, ReplayState.PUBLISHED, now=clock())
+class InDoubtError(DeadLetterOfficeError):
+    """A letter in doubt needs a decision."""
 
 
 class RefusedError(DeadLetterOfficeError):
     """This letter cannot be sent."""
 
 
-def _publish(channel: BlockingChannel, item: dict[str, Any], topology: Topology, options: ReplayOptions) -> None:
-    exchange, routing_key = destination(item, topology, to_queue=options.to_queue)
-    raw = item["edited_properties"] or item["properties"]
-    try:
-        raw = republished(raw, replay_id=item["key"], keep_expiry=options.keep_expiry)
-    except MalformedPropertiesError as error:
-        raise RefusedError(f"its properties cannot be read: {error}") from error
-    try:
-        channel.basic_publish(
-            exchange,
-            routing_key,
-            item["edited_body"] or item["body"],
-            RawProperties(raw),
-            mandatory=True,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    """How a replay goes about it. Stored with the replay, so that a resumed one goes on alike."""
+
+    to_queue: str | None = None
+    """Send to this queue instead of the one that each letter came from."""
+    keep_expiry: bool = False
+    """Keep ``expiration`` and ``expires`` as they were."""
+    canary: int = 0
+    """So many go first, and their outcome is awaited; then ten times as many, and so on."""
+    rate: float | None = None
+    """Letters a second at most."""
+    stop_share: float = 0.2
+    """Stop when more than this share of the outcomes so far are failures; only with a canary."""
+    await_seconds: float = 300.0
+    """How long the outcome of one step is awaited before the replay pauses."""
+    settle_as: str | None = None
+    """``repeat`` or ``done``: what a person found out about letters in doubt."""
+    result_json: str | None = None
+    """The result of work that is ``done``, as JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayReport:
+    """What a replay did in one go."""
+
+    replay_id: int
+    state: ReplayState = ReplayState.RUNNING
+    published: list[int] = field(default_factory=list)
+    """Ids of letters that the broker has confirmed."""
+    refused: dict[int, str] = field(default_factory=dict)
+    """Ids of letters that could not be sent, and why; they are open again."""
+    left_out: list[int] = field(default_factory=list)
+    """Ids that were selected but not open: somebody else has them, or they are done."""
+
+
+def select(engine: sa.Engine, where: Filter, *, limit: int | None = None) -> list[int]:
+    """Ids of the open letters that a filter chooses, oldest first. Raises DatabaseUnavailableError."""
+    c = dead_letters.c
+    query = sa.select(c.id).where(*where.clauses(), c.state == State.OPEN.value).order_by(c.id).limit(limit)
+    with reading(engine) as connection:
+        return list(connection.execute(query).scalars())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """What a replay of some letters would be, and what stands against it."""
+
+    letters: int
+    tasks: dict[str, int]
+    queues: dict[str, int]
+    oldest: datetime | None
+    newest: datetime | None
+    in_doubt: int
+    no_way_back: int
+    """Letters of which nobody knows the queue: they need ``--to-queue``."""
+    unknown_queues: list[str]
+    """Queues that the topology does not know (any more)."""
+
+
+def preview(engine: sa.Engine, topology: Topology, letter_ids: Sequence[int]) -> Preview:
+    """Look before replaying. Raises DatabaseUnavailableError."""
+    c = dead_letters.c
+    columns = (c.task_name, c.queue, c.drained_queue, c.reason, c.note_reason, c.died_at)
+    tasks: dict[str, int] = {}
+    queues: dict[str, int] = {}
+    moments: list[datetime] = []
+    in_doubt = no_way_back = 0
+    with reading(engine) as connection:
+        for start in range(0, len(letter_ids), 500):
+            chunk = letter_ids[start : start + 500]
+            for row in connection.execute(sa.select(*columns).where(c.id.in_(chunk))):
+                tasks[row.task_name or ""] = tasks.get(row.task_name or "", 0) + 1
+                queues[row.queue] = queues.get(row.queue, 0) + 1
+                moments.append(row.died_at)
+                in_doubt += row.note_reason == IN_DOUBT
+                no_way_back += row.reason != UNROUTABLE and row.queue == row.drained_queue
+    known = {queue.name for queue in topology.queues}
+    return Preview(
+        letters=len(moments),
+        tasks=tasks,
+        queues=queues,
+        oldest=min(moments, default=None),
+        newest=max(moments, default=None),
+        in_doubt=in_doubt,
+        no_way_back=no_way_back,
+        unknown_queues=sorted(queues.keys() - known),
+    )
+
+
+def begin(
+    engine: sa.Engine,
+    act: Act,
+    letter_ids: Sequence[int],
+    *,
+    now: datetime,
+    options: ReplayOptions | None = None,
+) -> ReplayReport:
+    """Freeze a selection: claim the open ones of these letters for a new replay, audited.
+
+    Raises NothingToReplayError, InDoubtError, DatabaseUnavailableError.
+    """
+    options = options or ReplayOptions()
+    with transaction(engine) as database:
+        if options.settle_as is None:
+            _require_no_doubt(database, letter_ids)
+        replay_id, claimed = freeze(database, act, letter_ids, now=now, options=asdict(options))
+        if not claimed:
+            raise NothingToReplayError(_why_none(database, letter_ids))
+    return ReplayReport(replay_id=replay_id, left_out=sorted(set(letter_ids) - set(claimed)))
+
+
+def run(
+    engine: sa.Engine,
+    publisher: Publisher,
+    topology: Topology,
+    report: ReplayReport,
+    *,
+    clock: Callable[[], datetime],
+    outcomes: Outcomes | None = None,
+    watch: Callable[[Progress], None] = lambda _: None,
+) -> ReplayReport:
+    """Publish what is waiting in a replay, step by step, until all is sent or something says stop.
+
+    Raises BrokerUnavailableError, DatabaseUnavailableError; the replay can then be run again.
+    """
+    return _Run(engine, publisher, topology, report, clock, outcomes, watch).go()
+
+
+def replay(
+    engine: sa.Engine,
+    publisher: Publisher,
+    topology: Topology,
+    act: Act,
+    letter_ids: Sequence[int],
+    *,
+    clock: Callable[[], datetime],
+    options: ReplayOptions | None = None,
+    outcomes: Outcomes | None = None,
+) -> ReplayReport:
+    """Freeze and run in one go. Raises what ``begin`` and ``run`` raise."""
+    report = begin(engine, act, letter_ids, now=clock(), options=options)
+    return run(engine, publisher, topology, report, clock=clock, outcomes=outcomes)
+
+
+def discard(engine: sa.Engine, act: Act, letter_ids: Sequence[int], *, now: datetime) -> list[int]:
+    """Decide against letters, audited; returns those that were open. Raises DatabaseUnavailableError."""
+    with transaction(engine) as database:
+        discarded: list[int] = []
+        for start in range(0, len(letter_ids), 500):
+            chunk = letter_ids[start : start + 500]
+            discarded += change_state(database, chunk, State.DISCARDED, now=now, from_states=[State.OPEN])
+        record(database, act, Action.DISCARD, now=now, letter_ids=discarded)
+    return discarded
+
+
+class _Run:
+    """One go of one replay."""
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        publisher: Publisher,
+        topology: Topology,
+        report: ReplayReport,
+        clock: Callable[[], datetime],
+        outcomes: Outcomes | None,
+        watch: Callable[[Progress], None],
+    ) -> None:
+        self._engine, self._publisher, self._topology = engine, publisher, topology
+        self._report, self._clock, self._outcomes, self._watch = report, clock, outcomes, watch
+        with reading(engine) as connection:
+            stored = get_replay(connection, report.replay_id)
+        self._options = ReplayOptions(**json.loads(stored["options"]))
+
+    def go(self) -> ReplayReport:
+        step = self._options.canary or None
+        while (state := self._state()) is ReplayState.RUNNING:
+            sent = self._send(step)
+            if not sent:
+                self._end(ReplayState.PUBLISHED)
+            elif step is not None:
+                self._await_outcomes()
+                step *= RAMP
+        return ReplayReport(
+            replay_id=self._report.replay_id,
+            state=state,
+            published=self._report.published,
+            refused=self._report.refused,
+            left_out=self._report.left_out,
         )
-    except pika.exceptions.UnroutableError as error:
-        where = f"queue {routing_key!r}" if not exchange else f"a queue for {routing_key!r} at {exchange!r}"
-        raise RefusedError(f"there is no {where.removeprefix('a ')}") from error
-    except pika.exceptions.NackError as error:
-        raise RefusedError("the broker did not take it: the queue is full") from error
+
+    def _state(self) -> ReplayState:
+        with reading(self._engine) as connection:
+            return ReplayState(get_replay(connection, self._report.replay_id)["state"])
+
+    def _end(self, state: ReplayState, note: str | None = None) -> None:
+        with transaction(self._engine) as database:
+            # Somebody may have cancelled meanwhile: that stands.
+            if get_replay(database, self._report.replay_id)["state"] == ReplayState.RUNNING.value:
+                set_replay_state(database, self._report.replay_id, state, now=self._clock(), note=note)
+
+    def _progress(self) -> Progress:
+        with reading(self._engine) as connection:
+            now = progress(connection, self._report.replay_id)
+        self._watch(now)
+        return now
+
+    def _send(self, limit: int | None) -> int:
+        """Publish the next letters, at most ``limit``; returns how many were dealt with."""
+        dealt_with = 0
+        while limit is None or dealt_with < limit:
+            if self._state() is not ReplayState.RUNNING:
+                break
+            size = MAX_BATCH if limit is None else min(MAX_BATCH, limit - dealt_with)
+            if self._options.rate is not None:
+                size = max(1, min(size, int(self._options.rate / 5)))
+            with reading(self._engine) as connection:
+                items = waiting_items(connection, self._report.replay_id, limit=size)
+            if not items:
+                break
+            items = items[: _fitting(items)]
+            self._publish(items)
+            dealt_with += len(items)
+            self._progress()
+            if self._options.rate is not None:
+                time.sleep(len(items) / self._options.rate * random.uniform(0.8, 1.2))  # noqa: S311, jitter
+        return dealt_with
+
+    def _publish(self, items: Sequence[dict[str, Any]]) -> None:
+        letters = {item["key"]: item for item in items}
+        answers: dict[str, Answer] = {}
+        outgoing = []
+        for item in items:
+            try:
+                outgoing.append(self._outgoing(item))
+            except RefusedError as error:
+                answers[item["key"]] = Refused(str(error))
+        backoff = Backoff(last_seconds=5.0)
+        while outgoing:
+            answers |= self._publisher.publish(outgoing)
+            outgoing = [message for message in outgoing if isinstance(answers[message.key], Full)]
+            if outgoing:
+                self._mark(letters, answers)
+                if self._state() is not ReplayState.RUNNING:
+                    return
+                time.sleep(backoff.next())  # a full queue slows the replay down
+        self._mark(letters, answers)
+
+    def _mark(self, letters: dict[str, dict[str, Any]], answers: dict[str, Answer]) -> None:
+        confirmed = [letters[key] for key, answer in answers.items() if isinstance(answer, Confirmed)]
+        with transaction(self._engine) as database:
+            mark_published(database, [item["item_id"] for item in confirmed], now=self._clock())
+            for key, answer in answers.items():
+                if isinstance(answer, Refused):
+                    mark_refused(database, letters[key]["item_id"], answer.problem, now=self._clock())
+                    self._report.refused[letters[key]["letter_id"]] = answer.problem
+        done = set(self._report.published)
+        self._report.published.extend(item["letter_id"] for item in confirmed if item["letter_id"] not in done)
+
+    def _outgoing(self, item: dict[str, Any]) -> Outgoing:
+        exchange, routing_key = destination(item, self._topology, to_queue=self._options.to_queue)
+        content = {}
+        if self._options.settle_as is not None:
+            done = self._options.settle_as == "done"
+            settlement = Settlement(
+                result_json=(self._options.result_json or "null") if done else None,
+                attempt=attempt_in_doubt(item["claim_state"]),
+            )
+            content[SETTLEMENT_HEADER] = long_string(settlement.to_header())
+        try:
+            properties = republished(
+                bytes(item["edited_properties"] or item["properties"]),
+                replay_id=item["key"],
+                keep_expiry=self._options.keep_expiry,
+                content=content,
+            )
+        except MalformedPropertiesError as error:
+            raise RefusedError(f"its properties cannot be read: {error}") from error
+        body = item["body"] if item["edited_body"] is None else item["edited_body"]
+        return Outgoing(
+            key=item["key"],
+            exchange=exchange,
+            routing_key=routing_key,
+            properties=properties,
+            body=bytes(body),
+        )
+
+    def _await_outcomes(self) -> None:
+        """Wait until the step's letters have ended; pause or stop the replay when they do not or fail."""
+        deadline = time.monotonic() + self._options.await_seconds
+        while self._state() is ReplayState.RUNNING:
+            if self._outcomes is not None:
+                self._outcomes.collect()
+            now = self._progress()
+            if now.ended and now.failed_again / now.ended > self._options.stop_share:
+                self._end(ReplayState.STOPPED, f"{now.failed_again} of {now.ended} failed again")
+            elif not now.published:
+                return
+            elif time.monotonic() > deadline:
+                self._end(ReplayState.PAUSED, f"the outcome of {now.published} letters is not known yet")
+            else:
+                time.sleep(POLL_SECONDS)
 
 
 def destination(letter: dict[str, Any], topology: Topology, *, to_queue: str | None = None) -> tuple[str, str]:
@@ -181,10 +383,49 @@ def destination(letter: dict[str, Any], topology: Topology, *, to_queue: str | N
     return "", str(letter["queue"])
 
 
+def _fitting(items: Sequence[dict[str, Any]]) -> int:
+    size = 0
+    for number, item in enumerate(items):
+        size += len(item["body"])
+        if size > MAX_BATCH_BYTES and number:
+            return number
+    return len(items)
+
+
+def _require_no_doubt(database: sa.Connection, letter_ids: Sequence[int]) -> None:
+    c = dead_letters.c
+    for start in range(0, len(letter_ids), 500):
+        chunk = letter_ids[start : start + 500]
+        query = sa.select(c.id).where(c.id.in_(chunk), c.note_reason == IN_DOUBT, c.state == State.OPEN.value)
+        if doubtful := database.execute(query.limit(1)).scalar():
+            raise InDoubtError(
+                f"{doubtful} is in doubt: find out whether its effect happened, then replay it with --as repeat "
+                "or --as done"
+            )
+
+
 def _why_none(database: sa.Connection, letter_ids: Sequence[int]) -> str:
     rows = database.execute(
-        sa.select(dead_letters.c.id, dead_letters.c.state).where(dead_letters.c.id.in_(letter_ids))
+        sa.select(dead_letters.c.id, dead_letters.c.state).where(dead_letters.c.id.in_(letter_ids[:10]))
     ).all()
     states = {row.id: State(row.state).value.replace("_", " ") for row in rows}
     words = [f"{letter_id} is {states.get(letter_id, 'unknown')}" for letter_id in letter_ids[:10]]
-    return f"nothing to replay: {', '.join(words)}"
+    return f"nothing to replay: {', '.join(words)}" if words else "nothing to replay: no letter is chosen"
+
+
+__all__ = [
+    "InDoubtError",
+    "NothingToReplayError",
+    "Preview",
+    "RefusedError",
+    "ReplayOptions",
+    "ReplayReport",
+    "ReplayStateError",
+    "begin",
+    "destination",
+    "discard",
+    "preview",
+    "replay",
+    "run",
+    "select",
+]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from broker_topology.errors import DeadLetterOfficeError
+from broker_topology.notes import OutcomeNote
 from consumers.audit import Act, Action, record
 from consumers.database import BigId, UtcDateTime, metadata
 from consumers.dead_letters import State, change_state, dead_letters
@@ -173,6 +175,7 @@ def waiting_items(connection: sa.Connection, replay_id: int, *, limit: int) -> l
             dead_letters.c.exchange,
             dead_letters.c.routing_key,
             dead_letters.c.reason,
+            dead_letters.c.claim_state,
         )
         .join(dead_letters, dead_letters.c.id == replay_items.c.letter_id)
         .where(replay_items.c.replay_id == replay_id, replay_items.c.state == ItemState.WAITING.value)
@@ -219,6 +222,121 @@ def set_replay_state(
         .where(replays.c.id == replay_id)
         .values(state=state.value, state_at=now, state_note=storable(note))
     )
+
+
+def settle_succeeded(connection: sa.Connection, notes: Mapping[str, OutcomeNote], *, now: datetime) -> int:
+    """Settle the letters of these replay keys; returns how many."""
+    items = connection.execute(
+        sa.select(replay_items.c.id, replay_items.c.key, replay_items.c.letter_id).where(
+            replay_items.c.key.in_(list(notes)),
+            replay_items.c.state.in_([ItemState.WAITING.value, ItemState.PUBLISHED.value]),
+        )
+    ).all()
+    for item in items:
+        note = notes[item.key]
+        outcome = {"hostname": note.hostname, "result_bytes": note.result_bytes}
+        connection.execute(
+            replay_items.update()
+            .where(replay_items.c.id == item.id)
+            .values(
+                state=ItemState.SUCCEEDED.value,
+                outcome_at=note.succeeded_at,
+                outcome=storable(json.dumps(outcome)),
+            )
+        )
+    change_state(
+        connection,
+        [item.letter_id for item in items],
+        State.SETTLED,
+        now=now,
+        from_states=[State.REPLAYED, State.REPLAYING],
+    )
+    return len(items)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a replay is: letters by where they stand."""
+
+    waiting: int = 0
+    published: int = 0
+    """Published, and how that ended is not known yet."""
+    succeeded: int = 0
+    failed_again: int = 0
+    refused: int = 0
+    cancelled: int = 0
+
+    @property
+    def ended(self) -> int:
+        """Letters whose outcome is known."""
+        return self.succeeded + self.failed_again
+
+    @property
+    def sent(self) -> int:
+        """Letters that the broker has confirmed."""
+        return self.published + self.ended
+
+
+def progress(connection: sa.Connection, replay_id: int) -> Progress:
+    """Count the letters of a replay by where they stand."""
+    query = (
+        sa.select(replay_items.c.state, sa.func.count())
+        .where(replay_items.c.replay_id == replay_id)
+        .group_by(replay_items.c.state)
+    )
+    return Progress(**{str(row[0]): int(row[1]) for row in connection.execute(query)})
+
+
+def list_replays(connection: sa.Connection, *, limit: int) -> list[dict[str, Any]]:
+    """Replays, newest first, each with its progress."""
+    query = sa.select(replays).order_by(replays.c.id.desc()).limit(limit)
+    rows = [dict(row._mapping) for row in connection.execute(query)]
+    return [row | {"progress": asdict(progress(connection, row["id"]))} for row in rows]
+
+
+def items_of(connection: sa.Connection, replay_id: int) -> list[dict[str, Any]]:
+    """What became of each letter of a replay, in the order of sending."""
+    c = replay_items.c
+    query = sa.select(c.letter_id, c.key, c.state, c.published_at, c.error, c.outcome_at, c.outcome, c.new_letter_id)
+    query = query.where(c.replay_id == replay_id).order_by(c.id)
+    return [dict(row._mapping) for row in connection.execute(query)]
+
+
+class ReplayStateError(DeadLetterOfficeError):
+    """The replay is in no state for that."""
+
+
+def move_replay(
+    connection: sa.Connection,
+    replay_id: int,
+    act: Act,
+    action: Action,
+    to: ReplayState,
+    *,
+    now: datetime,
+    from_states: Sequence[ReplayState],
+) -> None:
+    """Pause, resume or cancel, audited; letters of a cancelled replay that are not sent are open again.
+
+    Raises NoSuchReplayError, ReplayStateError.
+    """
+    state = ReplayState(get_replay(connection, replay_id)["state"])
+    if state not in from_states:
+        raise ReplayStateError(f"replay {replay_id} is {state}")
+    set_replay_state(connection, replay_id, to, now=now)
+    if to is ReplayState.CANCELLED:
+        waiting = (
+            connection.execute(
+                replay_items.update()
+                .where(replay_items.c.replay_id == replay_id, replay_items.c.state == ItemState.WAITING.value)
+                .values(state=ItemState.CANCELLED.value)
+                .returning(replay_items.c.letter_id)
+            )
+            .scalars()
+            .all()
+        )
+        change_state(connection, waiting, State.OPEN, now=now, from_states=[State.REPLAYING])
+    record(connection, act, action, now=now, replay_id=replay_id)
 
 
 def link_renewed_deaths(connection: sa.Connection, deaths: dict[str, int], *, now: datetime) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from pydantic import Field, ValidationError, field_validator
@@ -52,3 +53,19 @@ def read_settings() -> Settings:
         first = error.errors()[0]
         name = str(first["loc"][0]).upper() if first["loc"] else "a setting"
         raise ConfigurationError(f"{name} is wrong: {first['msg']}") from error
+
+
+def effective(settings: Settings) -> list[tuple[str, str, str]]:
+    """Each setting as (variable, value with secrets hidden, meaning)."""
+    shown = []
+    for name, field in Settings.model_fields.items():
+        value = getattr(settings, name)
+        text = "" if value is None else str(value)
+        if text and any(part in name for part in SECRET_PARTS):
+            text = HIDDEN
+        shown.append((name.upper(), _PASSWORD.sub(rf"\1{HIDDEN}@", text), field.description or ""))
+    return shown
+
+
+HIDDEN = "***"
+_PASSWORD = re.compile(r"(://[^/@\s]*?:)[^/\s]*@")

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from consumers.masking import masked
 from consumers.raw_properties import read_properties
 
 
@@ -43,10 +44,10 @@ def letters_table(letters: Sequence[dict[str, Any]], *, now: datetime) -> Table:
             str(letter["id"]),
             letter["state"].replace("_", " "),
             age(letter["died_at"], now),
-            _plain(letter["task_name"] or letter["decode_problem"]),
-            _plain(letter["queue"]),
-            _plain(letter["note_reason"] or letter["reason"]),
-            _plain(error or letter["decode_problem"], 120),
+            plain(letter["task_name"] or letter["decode_problem"]),
+            plain(letter["queue"]),
+            plain(letter["note_reason"] or letter["reason"]),
+            plain(error or letter["decode_problem"], 120),
         )
     return table
 
@@ -59,34 +60,41 @@ def show_letter(console: Console, letter: dict[str, Any], audit: Sequence[dict[s
     for name, value in described(letter).items():
         if value is None or value == "" or name in {"traceback", "headers", "body"}:
             continue
-        table.add_row(name.replace("_", " "), _plain(_in_words(value)))
+        table.add_row(name.replace("_", " "), plain(_in_words(value)))
     console.print(table)
     details = described(letter)
     for name in ("headers", "body", "traceback"):
         if details[name]:
             console.print(Text(f"\n{name}", style="bold"))
-            console.print(_plain(_in_words(details[name])), soft_wrap=True)
+            console.print(plain(_in_words(details[name])), soft_wrap=True)
     if audit:
         console.print(Text("\nhistory", style="bold"))
         for act in audit:
-            console.print(_plain(f"{act['at']:%Y-%m-%d %H:%M:%S} {act['actor']}: {act['action']}: {act['reason']}"))
+            console.print(plain(f"{act['at']:%Y-%m-%d %H:%M:%S} {act['actor']}: {act['action']}: {act['reason']}"))
 
 
 def described(letter: dict[str, Any]) -> dict[str, Any]:
-    """A letter with its properties decoded and without what only the machine needs."""
+    """A letter with its properties decoded, sensitive values masked, without what only the machine needs."""
     properties = read_properties(letter["properties"])
     hidden = {"identity", "content_hash", "body", "properties", "encrypted", "note_key", "group_id"}
     shown = {name: value for name, value in letter.items() if name not in hidden}
     for name in ("args", "kwargs"):
-        shown[name] = json.loads(letter[name]) if letter[name] is not None else None
+        shown[name] = masked(json.loads(letter[name])) if letter[name] is not None else None
     return shown | {
         "content_type": properties.content_type,
         "message_id": properties.message_id,
         "correlation_id": properties.correlation_id,
-        "headers": {key: value for key, value in properties.headers.items() if key != "x-death"},
+        "headers": _masked_headers(properties.headers),
         "deaths": properties.headers.get("x-death"),
         "body": bytes(letter["body"][:4000]) if letter["args"] is None else None,
     }
+
+
+def _masked_headers(headers: dict[str, Any]) -> dict[str, Any]:
+    """The headers, sensitive values masked; the texts that Celery makes of arguments are left to those."""
+    hidden = {"x-death", "argsrepr", "kwargsrepr"}
+    shown: dict[str, Any] = masked({key: value for key, value in headers.items() if key not in hidden})
+    return shown
 
 
 def age(moment: datetime, now: datetime) -> str:
@@ -110,7 +118,7 @@ def _in_words(value: Any) -> str:
             return str(value)
 
 
-def _plain(value: object, length: int = 20_000) -> Text:
+def plain(value: object, length: int = 20_000) -> Text:
     """Text from a message: no markup, no control characters that a terminal would obey."""
     text = str(value if value is not None else "")[:length]
     return Text("".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text))

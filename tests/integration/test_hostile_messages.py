@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from broker_topology.message import is_broker_history
 from consumers import showing
 from consumers.letters import Delivery, read_letter
+from consumers.publisher import Publisher
 from consumers.raw_properties import raw_headers, read_properties
 from consumers.replay import ReplayOptions, replay
-from consumers.wire import connected
 from tests.conftest import VirtualHost
 from tests.integration.hostile_messages import CATALOGUE, Hostile
 from tests.integration.mailroom import (
@@ -77,10 +77,10 @@ def test_all_become_rows_and_are_replayed_byte_for_byte(deployed: VirtualHost, e
         assert bytes(row["body"]) == hostile.body, hostile.name
         check(row, hostile.row)
         assert showing.as_json(showing.described(row)), hostile.name
-    with connected(deployed.url) as connection:
+    with Publisher(deployed.url) as publisher:
         report = replay(
             engine,
-            connection,
+            publisher,
             TOPOLOGY,
             ACT,
             [row["id"] for row in found],

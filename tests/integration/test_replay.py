@@ -11,9 +11,9 @@ import sqlalchemy as sa
 
 from consumers.audit import Act, audit_log
 from consumers.database import reading
+from consumers.publisher import Publisher
 from consumers.raw_properties import raw_headers, read_properties
 from consumers.replay import NothingToReplayError, ReplayOptions, ReplayReport, replay
-from consumers.wire import connected
 from tests.conftest import VirtualHost
 from tests.integration.mailroom import (
     DEAD_LETTER_QUEUE,
@@ -41,10 +41,10 @@ def now() -> datetime:
 
 
 def replay_all(url: str, engine: sa.Engine, **options: Any) -> ReplayReport:
-    with connected(url) as connection:
+    with Publisher(url) as publisher:
         return replay(
             engine,
-            connection,
+            publisher,
             TOPOLOGY,
             ACT,
             [row["id"] for row in rows(engine)],
