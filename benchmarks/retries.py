@@ -8,17 +8,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 from collections import Counter, defaultdict
-from contextlib import ExitStack
-from pathlib import Path
 
-from broker_topology.deploy import deploy
-from broker_topology.topology import read_topology
-from sandbox import servers
 from sandbox.processes import eventually
-from sandbox.road import Road
-from sandbox.services import OutsideServices
+from sandbox.road import private_road
 from tasks import RetryPolicy
 
 RETRIES = 4
@@ -29,22 +22,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", type=int, default=1000)
     tasks = parser.parse_args().tasks
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="office-", ignore_cleanup_errors=True)))
-        folder.chmod(0o755)
-        broker, redis, services = servers.rabbitmq(folder), servers.redis(folder), OutsideServices(folder)
-        for server in (broker, redis, services):
-            stack.callback(server.stop)
-        road = Road(
-            folder=folder,
-            amqp_url=servers.vhost_url(broker, "/"),
-            management_url=servers.management_url(broker),
-            redis_url=redis.url,
-            database_url=f"sqlite:///{folder}/bench.db",
-            services=services,
-        )
-        stack.callback(road.stop)
-        deploy(read_topology(road.definitions), road.amqp_url, management_url=road.management_url)
+    with private_road() as road:
+        services = road.services
         services.answer("crm", status=503)
         for number in range(tasks):
             road.publisher.send_task("crm.sync_customer_record", (f"customer-{number}", {}))

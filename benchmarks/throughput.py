@@ -9,21 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import tempfile
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import ExitStack
-from pathlib import Path
 
 import pika
 
-from broker_topology.deploy import deploy
-from broker_topology.topology import read_topology
-from sandbox import servers
 from sandbox.processes import Process
-from sandbox.road import Road
-from sandbox.services import OutsideServices
+from sandbox.road import Road, private_road
 
 QUEUE = "crm"
 
@@ -34,23 +27,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="office-", ignore_cleanup_errors=True)))
-        folder.chmod(0o755)
-        broker, redis, services = servers.rabbitmq(folder), servers.redis(folder), OutsideServices(folder)
-        for server in (broker, redis, services):
-            stack.callback(server.stop)
-        road = Road(
-            folder=folder,
-            amqp_url=servers.vhost_url(broker, "/"),
-            management_url=servers.management_url(broker),
-            redis_url=redis.url,
-            database_url=f"sqlite:///{folder}/bench.db",
-            services=services,
-            task_modules="benchmarks.nothing_task",
-        )
-        stack.callback(road.stop)
-        deploy(read_topology(road.definitions), road.amqp_url, management_url=road.management_url)
+    with private_road(task_modules="benchmarks.nothing_task") as road:
         measure(road, options.tasks, options.rounds)
 
 
@@ -66,15 +43,15 @@ def measure(road: Road, tasks: int, rounds: int) -> None:
         for name, side in sides.items():
             rates[name].append(side())
     median = {name: statistics.median(values) for name, values in rates.items()}
-    for figure, side in (("tasks without a key", "no_key"), ("tasks with a key", "key")):
+    for figure, name in (("tasks without a key", "no_key"), ("tasks with a key", "key")):
         line = {
             "bench": "throughput",
             "figure": figure,
-            "value": round(median[side]),
+            "value": round(median[name]),
             "unit": "tasks/s",
             "rival": "plain acks_late Celery",
             "rival_value": round(median["plain"]),
-            "ratio": round(median[side] / median["plain"], 2),
+            "ratio": round(median[name] / median["plain"], 2),
         }
         print(json.dumps(line), flush=True)
 

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 
 import pika
 from rich.console import Console
@@ -20,8 +18,7 @@ from rich.console import Console
 from broker_topology.topology import read_topology
 from sandbox import servers
 from sandbox.processes import NotReadyError, eventually
-from sandbox.road import Road
-from sandbox.services import OutsideServices
+from sandbox.road import Road, private_road
 
 ORDERS = 10
 
@@ -47,27 +44,8 @@ def main() -> None:
 @contextmanager
 def build_road() -> Iterator[Road]:
     """Private servers, the topology, a worker and a drain; all ended afterwards."""
-    with ExitStack() as stack:
-        folder = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="office-demo-", ignore_cleanup_errors=True))
-        )
-        folder.chmod(0o755)
-        title("Setting the stage: RabbitMQ, Redis, and doubles of a payment, a mail and a CRM service")
-        broker = servers.rabbitmq(folder)
-        stack.callback(broker.stop)
-        redis = servers.redis(folder)
-        stack.callback(redis.stop)
-        services = OutsideServices(folder)
-        stack.callback(services.stop)
-        road = Road(
-            folder=folder,
-            amqp_url=broker.url if isinstance(broker, servers.ExistingServer) else servers.vhost_url(broker, "/"),
-            management_url=servers.management_url(broker),
-            redis_url=redis.url,
-            database_url=f"sqlite:///{folder}/dead-letters.db",
-            services=services,
-        )
-        stack.callback(road.stop)
+    title("Setting the stage: RabbitMQ, Redis, and doubles of a payment, a mail and a CRM service")
+    with private_road(deployed=False) as road:
         title("Deploying the topology: RabbitMQ itself will route whatever is rejected")
         show(road, "broker-topology", "deploy", str(road.definitions))
         road.worker()

@@ -8,9 +8,12 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -18,6 +21,9 @@ import httpx
 import pika
 from celery import Celery
 
+from broker_topology.deploy import deploy
+from broker_topology.topology import read_topology
+from sandbox import servers
 from sandbox.processes import Process, eventually
 from sandbox.services import OutsideServices
 from tasks import install
@@ -149,3 +155,27 @@ def close_publisher(app: Celery | None) -> None:
     if app is not None:
         app.pool.force_close_all()
         app.close()
+
+
+@contextmanager
+def private_road(*, task_modules: str = "sandbox.demo_tasks", deployed: bool = True) -> Iterator[Road]:
+    """A road on servers of its own, in a temporary folder; all ended afterwards. Dead letters in SQLite."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="office-", ignore_cleanup_errors=True)))
+        folder.chmod(0o755)
+        broker, redis, services = servers.rabbitmq(folder), servers.redis(folder), OutsideServices(folder)
+        for server in (broker, redis, services):
+            stack.callback(server.stop)
+        road = Road(
+            folder=folder,
+            amqp_url=broker.url if isinstance(broker, servers.ExistingServer) else servers.vhost_url(broker, "/"),
+            management_url=servers.management_url(broker),
+            redis_url=redis.url,
+            database_url=f"sqlite:///{folder}/dead-letters.db",
+            services=services,
+            task_modules=task_modules,
+        )
+        stack.callback(road.stop)
+        if deployed:
+            deploy(read_topology(road.definitions), road.amqp_url, management_url=road.management_url)
+        yield road
