@@ -65,19 +65,22 @@ def deploy(
     management_url: str | None = None,
     ca_file: str | None = None,
     delayed_delivery: bool = True,
+    before_migration: bool = False,
 ) -> Deployed:
     """Deploy a topology into the virtual host of the AMQP URL.
 
     What blocks is found before anything is changed, and then nothing is. Policies come before queues, so that
     they hold when the first message arrives. Without ``management_url`` the API is looked for beside the
     broker, and its absence is reported in ``left_out_because``; one that is named must answer.
+    ``before_migration`` adds what is missing although queues are still to be replaced.
 
     Raises BrokerUnavailableError, TopologyError and AddressError.
     """
     target = _Target(topology, amqp_url, management_url, ca_file)
     with connected(target.address) as connection:
         found, because = target.plan(connection, delayed_delivery)
-        if found.blocked:
+        blocked = [change for change in found.blocked if change.action is Action.CONFLICT or not before_migration]
+        if blocked:
             return Deployed(plan=found)
         policies_set = target.set_policies(found)
         created = create(topology, found, connection)

@@ -10,8 +10,9 @@ import amqp.exceptions
 from broker_topology.connection import reply
 from broker_topology.declarations import Declaration, declarations
 from broker_topology.delays import DELAYED_DELIVERY, delay_objects, delayed_queues
-from broker_topology.plan import Action, Change, Plan, binding_label, difference
-from broker_topology.topology import Arguments, Topology
+from broker_topology.detour import Detour
+from broker_topology.plan import Action, Change, Plan, binding_label, difference, under_way
+from broker_topology.topology import Arguments, Exchange, Topology
 
 
 def plan_over_amqp(topology: Topology, vhost: str, connection: Any, *, delayed_delivery: bool = True) -> Plan:
@@ -30,6 +31,8 @@ def plan_over_amqp(topology: Topology, vhost: str, connection: Any, *, delayed_d
             changes += differing
         else:
             unchanged.append(declaration.label)
+    switches = (Detour(queue.name).switch for queue in topology.queues)
+    changes += under_way(name for name in switches if look.exists(_exchange(name)))
     ensured: list[str] = []
     missing = {change.object for change in changes if change.action is Action.CREATE}
     for binding in topology.bindings:
@@ -53,6 +56,11 @@ _INEQUIVALENT = re.compile(
 )
 _INVALID = re.compile(r"invalid arg '(?P<argument>[^']+)' for ")
 _VALUE = re.compile(r"(?:the value )?'(?P<value>.*?)'(?: of type '(?P<type>\w+)')?$", re.DOTALL)
+
+
+def _exchange(name: str) -> Declaration:
+    [declaration] = declarations(Topology(vhost="", exchanges=(Exchange(name=name, type="fanout"),)))
+    return declaration
 
 
 class _Look:

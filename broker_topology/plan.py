@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from broker_topology.delays import DELAYED_DELIVERY, delayed_queues, missing_delays
+from broker_topology.detour import PREFIX, Detour
 from broker_topology.effective import matching, type_of
 from broker_topology.fit import fit_policies
 from broker_topology.rules import limits
@@ -83,6 +84,7 @@ def make_plan(topology: Topology, snapshot: Snapshot, *, delayed_delivery: bool 
         *_bindings(wanted, snapshot.topology, unchanged),
         *_policies(wanted, snapshot.topology, unchanged),
         *_overruled(wanted, snapshot.topology),
+        *under_way(exchange.name for exchange in snapshot.topology.exchanges),
         *(_delays(wanted, snapshot.topology, unchanged) if delayed_delivery else ()),
         *_extras(wanted, snapshot.topology),
     ]
@@ -224,6 +226,15 @@ def _overruled(wanted: Topology, found: Topology) -> Iterator[Change]:
             )
 
 
+def under_way(exchanges: Iterable[str]) -> Iterator[Change]:
+    """Migrations that were begun: to lay the bindings of such a queue would put every message into it twice."""
+    for name in exchanges:
+        detour = Detour.around(name)
+        if detour is not None:
+            detail = "a migration of it was begun: finish it where its journal is, or take it back with --abort"
+            yield Change(action=Action.CONFLICT, object=f"queue {detour.queue}", detail=detail, blocking=True)
+
+
 def _delays(wanted: Topology, found: Topology, unchanged: list[str]) -> Iterator[Change]:
     if not delayed_queues(wanted):
         return
@@ -268,7 +279,9 @@ def _extra_bindings(wanted: Topology, found: Topology) -> Iterator[Binding]:
 
 def _names(kind: str, wanted: Iterable[Policy], found: Iterable[Policy]) -> list[str]:
     own = {policy.name for policy in wanted}
-    return [f"{kind} {policy.name}" for policy in found if policy.name not in own]
+    return [
+        f"{kind} {policy.name}" for policy in found if policy.name not in own and not policy.name.startswith(PREFIX)
+    ]
 
 
 def _has(topology: Topology, exchange: Exchange) -> bool:
@@ -280,13 +293,9 @@ def _owned(exchange: Exchange) -> bool:
 
 
 def _runtime(name: str) -> bool:
-    """Whether Celery makes an object of that name by itself."""
-    return (
-        is_delay_queue(name)
-        or is_control_queue(name)
-        or name in {"celeryev", "celery_delayed_delivery"}
-        or name.startswith("amq.")
-    )
+    """Whether Celery, the broker or a migration of ours makes an object of that name by itself."""
+    own = is_delay_queue(name) or is_control_queue(name)
+    return own or name in {"celeryev", "celery_delayed_delivery"} or name.startswith((PREFIX, "amq."))
 
 
 def _notes(wanted: Topology, snapshot: Snapshot) -> Iterator[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from broker_topology.deploy import Deployed
 from broker_topology.lint import PARAMETER, Finding, Report
+from broker_topology.migrate import Migrated
 from broker_topology.plan import Action, Plan
 from broker_topology.rules import RULES, FileRule, Rule, Severity
 from broker_topology.verdict import AS_IN_FILE, Verdict
@@ -160,6 +161,18 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
     """A verdict for scripts."""
     checks = [{"object": check.object, "claim": check.claim, "fault": check.fault} for check in verdict.checks]
     return {"vhost": verdict.vhost, "proven": not verdict.faults, "checks": checks}
+
+
+def migration_lines(done: Sequence[Migrated]) -> Iterator[str]:
+    """What became of each queue."""
+    for migrated in done:
+        resumed = ", begun by an earlier run" if migrated.resumed else ""
+        yield (
+            f"migrated queue {migrated.queue}: {migrated.stashed} messages moved, {migrated.held} held back"
+            f" meanwhile{resumed}"
+        )
+    if not done:
+        yield "nothing to migrate"
 
 
 def policies_line(deployed: Deployed) -> str | None:

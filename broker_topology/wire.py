@@ -62,7 +62,7 @@ class RawConnection(pika.SelectConnection):  # type: ignore[misc]
 def wired(address: BrokerAddress, *, name: str = "broker-topology") -> Iterator[Any]:
     """A connected pika.BlockingConnection. Raises BrokerUnavailableError, also for what fails later."""
     try:
-        connection = BlockingConnection(_parameters(address, name), _impl_class=RawConnection)
+        connection = BlockingConnection(parameters(address, name), _impl_class=RawConnection)
     except (pika.exceptions.AMQPError, OSError) as error:
         raise BrokerUnavailableError(f"the broker at {address.netloc} cannot be reached: {said(error)}") from error
     try:
@@ -89,7 +89,8 @@ def said(error: BaseException) -> str:
             return " ".join(str(error).split()) or type(error).__name__
 
 
-def _parameters(address: BrokerAddress, name: str) -> pika.ConnectionParameters:
+def parameters(address: BrokerAddress, name: str) -> pika.ConnectionParameters:
+    """Connection parameters of pika for an address."""
     return pika.ConnectionParameters(
         host=address.host,
         port=address.port,
