@@ -7,15 +7,13 @@ an idempotency key, and for none other, it is stored later: the message comes ba
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
+from celery import Task
 from celery.backends.base import DisabledBackend
 
 from broker_topology.message import IDEMPOTENCY_KEY_HEADER
-
-if TYPE_CHECKING:
-    from tasks.reliable_task import ReliableTask
 
 log = structlog.get_logger(__name__)
 
@@ -25,7 +23,7 @@ COME_BACK_SECONDS = 10.0
 class ForgivingBackend:
     """A result backend whose failures are logged. What is not written here is the backend's own."""
 
-    def __init__(self, backend: Any, task: ReliableTask) -> None:
+    def __init__(self, backend: Any, task: Task) -> None:
         self._backend, self._task = backend, task
 
     def __getattr__(self, name: str) -> Any:
@@ -70,6 +68,6 @@ class ForgivingBackend:
             log.warning("result.not_stored", task=self._task.name, call=method, error=repr(error))
 
 
-def forgiving(backend: Any, task: ReliableTask) -> Any:
+def forgiving(backend: Any, task: Task) -> Any:
     """The backend as a reliable task uses it; the disabled one as it is."""
     return backend if isinstance(backend, DisabledBackend) else ForgivingBackend(backend, task)
