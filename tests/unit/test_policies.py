@@ -83,7 +83,7 @@ def test_low_risk_task_is_left_out_by_name(app: Celery) -> None:
 
 def test_command_lists_every_task() -> None:
     """``celery -A tasks policies --json`` has each task with what holds for it. (R6)"""
-    command = [BIN / "celery", "-A", "tasks", "policies", "--json"]
+    command: list[str | Path] = [BIN / "celery", "-A", "tasks", "policies", "--json"]
     done = subprocess.run(command, cwd=DEFINITIONS.parent, capture_output=True, text=True, check=True)
     rows = {row["task"]: row for row in map(json.loads, done.stdout.splitlines())}
     charge = rows["payments.charge_customer"]
