@@ -5,16 +5,15 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import sqlalchemy as sa
 
 from broker_topology.notes import FailureNote, cut
 from consumers.alert_config import AlertConfig
 from consumers.alerts import Alert, let_through, write
-from consumers.fingerprints import Fingerprint, fingerprint
+from consumers.fingerprints import Fingerprint, Remembered, fingerprint
 from consumers.grouping import Groups, Sorted, Spoken, Stack, count
 from consumers.groups import failure_groups
 from consumers.letters import MAX_NAME_LENGTH, Letter, storable
@@ -38,9 +37,8 @@ class Told(Protocol):
     def kwargs(self) -> str | None: ...  # noqa: D102
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filed:
-    """One letter that was stored, with its group."""
+class Filed(NamedTuple):
+    """One letter that was stored, with its group. A tuple, for there is one for every letter."""
 
     letter_id: int
     letter: Told
@@ -54,12 +52,15 @@ class Filing:
     def __init__(self, config: AlertConfig | None = None) -> None:
         self._config = config or AlertConfig()
         self._groups = Groups()
+        self._remembered = Remembered()
 
     def place(
         self, connection: sa.Connection, letters: Sequence[tuple[Letter, FailureNote | None]], *, now: datetime
     ) -> list[tuple[Sorted, int]]:
         """What matters of each letter to its group, and the group's id."""
-        return self.place_sorted(connection, [sorted_letter(letter, note) for letter, note in letters], now=now)
+        return self.place_sorted(
+            connection, [sorted_letter(letter, note, self._remembered) for letter, note in letters], now=now
+        )
 
     def place_sorted(
         self, connection: sa.Connection, about: Sequence[Sorted], *, now: datetime
@@ -71,9 +72,11 @@ class Filing:
         """Count what was stored into the groups, and write down what they say."""
         stacks: dict[int, Stack] = {}
         for one in filed:
-            stack = stacks.setdefault(one.group_id, Stack(group_id=one.group_id, letters=[], letter_ids=[]))
-            stack.letters.append(one.about)
+            stack = stacks.get(one.group_id)
+            if stack is None:
+                stack = stacks[one.group_id] = Stack(group_id=one.group_id)
             stack.letter_ids.append(one.letter_id)
+            stack.kinds[one.about] += 1
         spoken = count(connection, list(stacks.values()), now=now, rules=self._config.rules)
         if spoken:
             self._write(connection, spoken, {one.letter_id: one for one in filed}, now)
@@ -116,29 +119,26 @@ class Filing:
             write(connection, alert, addresses, now=now)
 
 
-def sorted_letter(letter: Letter, note: FailureNote | None) -> Sorted:
+def sorted_letter(letter: Letter, note: FailureNote | None, remembered: Remembered) -> Sorted:
     """What of a letter and its note matters to the group."""
-    reason = letter.reason
-    if note is not None and not note.error_type and note.reason:
-        reason = str(note.reason)
-    if note is None or not (note.error_type or note.fingerprint):
-        made = _unsaid(letter.task_name, letter.queue, reason)
+    if note is None:
+        made, error_type, release = _unsaid(letter.task_name, letter.queue, letter.reason), None, None
     else:
-        made = fingerprint(
-            task_name=letter.task_name,
-            error_type=str(note.error_type),
-            error_message=str(note.error_message),
-            traceback=str(note.traceback),
-            own=None if note.fingerprint is None else str(note.fingerprint),
-            queue=letter.queue,
-            reason=reason,
-        )
+        error_type, release = _name(str(note.error_type or "")), _name(str(note.release or ""))
+        if note.fingerprint:
+            made = fingerprint(own=str(note.fingerprint))
+        elif error_type:
+            made = remembered.of_error(
+                letter.task_name, str(note.error_type), str(note.error_message), str(note.traceback)
+            )
+        else:
+            made = _unsaid(letter.task_name, letter.queue, str(note.reason or letter.reason))
     return Sorted(
         fingerprint=made,
         task_name=letter.task_name,
-        error_type=_name(note.error_type) if note is not None else None,
+        error_type=error_type,
         queue=letter.queue,
-        release=_name(note.release) if note is not None else None,
+        release=release,
         died_at=letter.died_at,
         returned=letter.replay_key is not None,
     )
@@ -165,8 +165,9 @@ def _unsaid(task_name: str | None, queue: str, reason: str) -> Fingerprint:
     return fingerprint(task_name=task_name, queue=queue, reason=reason)
 
 
-def _name(text: object) -> str | None:
-    return None if not text else cut(storable(str(text)) or "", MAX_NAME_LENGTH)
+@functools.lru_cache(maxsize=1024)
+def _name(text: str) -> str | None:
+    return cut(storable(text) or "", MAX_NAME_LENGTH) or None
 
 
 def group_facts(group: dict[str, Any]) -> dict[str, Any]:

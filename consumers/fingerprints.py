@@ -7,11 +7,12 @@ made, and where a better rule changes nothing the digest stays the same.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from dataclasses import dataclass
 
-from consumers.message_templates import message_template, template_key
+from consumers.message_templates import MAX_READ_CHARACTERS, message_template, template_key
 
 RULES_VERSION = 1
 
@@ -52,18 +53,22 @@ def fingerprint(
         title = f"{reason or 'dead'}: {task_name or 'unknown task'} from {queue or 'unknown queue'}"
         return _made("unsaid", task_name, queue, reason, title=title)
     place, code = ("", "") if error_type in _ANYWHERE else own_frame(traceback or "")
-    template = "" if error_type in _SAYS_DATA else message_template(error_message or "", code=code)
-    if error_type == "builtins.RecursionError":
-        template = template[:32]  # what the interpreter did at the limit is chance
+    template = _template(error_type, error_message or "", code)
+    return _of_error(task_name, error_type, place, template)
+
+
+def _template(error_type: str, message: str, code: str) -> str:
+    if error_type in _SAYS_DATA:
+        return ""
+    template = message_template(message, code=code)
+    # What the interpreter did at the limit of the recursion is chance.
+    return template[:32] if error_type == "builtins.RecursionError" else template
+
+
+def _of_error(task_name: str | None, error_type: str, place: str, template: str) -> Fingerprint:
     last = error_type.rpartition(".")[2]
-    return _made(
-        "error",
-        task_name,
-        error_type,
-        place,
-        template_key(template),
-        title=f"{last}: {template}" if template else last,
-    )
+    title = f"{last}: {template}" if template else last
+    return _made("error", task_name, error_type, place, template_key(template), title=title)
 
 
 _ANYWHERE = frozenset(
@@ -128,7 +133,52 @@ _WINDOWS_LIBRARY = re.compile(r"\\Python\d*\\lib\\", re.IGNORECASE)
 _DIGITS = re.compile(r"\d+")
 
 
+@functools.lru_cache(maxsize=1024)
 def _short_path(path: str) -> str:
     *_, folder, file = ["", *path.replace("\\", "/").split("/")]
     # A folder with a number is a release or a version.
     return f"{_DIGITS.sub('#', folder)}/{file}"
+
+
+class Remembered:
+    """Fingerprints of errors, remembered: in a storm messages differ in their numbers and ids alone.
+
+    Two messages of one shape have one fingerprint, unless a number of theirs is a code. Then the template keeps
+    it, and only the very same message is known again. Numbers that could be an HTTP status are no part of a shape.
+    """
+
+    def __init__(self) -> None:
+        self._by_shape: dict[tuple[tuple[str | None, str, str, str], str], Fingerprint] = {}
+        self._by_text: dict[tuple[tuple[str | None, str, str, str], str], Fingerprint] = {}
+
+    def of_error(self, task_name: str | None, error_type: str, message: str, traceback: str) -> Fingerprint:
+        """As ``fingerprint`` does for an exception."""
+        error_type = error_type[:MAX_NAME_LENGTH]
+        text = message[:MAX_READ_CHARACTERS]
+        place, code = ("", "") if error_type in _ANYWHERE else own_frame(traceback)
+        about = (task_name, error_type, place, code)
+        known: Fingerprint | None = None
+        shape = None if _COULD_BE_STATUS.search(text) else _NUMBERS.sub("0", text)
+        if shape is not None:
+            known = self._by_shape.get((about, shape))
+        if known is None:
+            known = self._by_text.get((about, text))
+        if known is None:
+            template = _template(error_type, message, code)
+            known = _of_error(task_name, error_type, place, template)
+            remembered = self._by_text
+            if shape is not None and not _ANY_DIGIT.search(template):
+                remembered, text = self._by_shape, shape
+            if len(remembered) >= MAX_REMEMBERED:
+                remembered.clear()
+            remembered[about, text] = known
+        return known
+
+
+MAX_REMEMBERED = 10_000
+
+_NUMBERS = re.compile(
+    r"(?<![0-9A-Za-z])[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}|(?<![A-Za-z])\d[\da-fA-F-]*"
+)
+_ANY_DIGIT = re.compile(r"\d")
+_COULD_BE_STATUS = re.compile(r"(?<![\w-])(?:[45]\d\d(?![\w-])|(?<=['\"])[1-3]\d\d )")

@@ -8,10 +8,11 @@ commit. Both steps go through the groups in one order: two drains cannot wait fo
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -30,9 +31,8 @@ CHUNK = 500
 c = failure_groups.c
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sorted:
-    """What of one letter matters to its group."""
+class Sorted(NamedTuple):
+    """What of one letter matters to its group. A tuple, for there is one for every letter that is stored."""
 
     fingerprint: Fingerprint
     task_name: str | None
@@ -116,13 +116,19 @@ def _made(connection: sa.Connection, letters: Sequence[Sorted], now: datetime) -
     return _found(connection, [letter.fingerprint.digest for letter in letters])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Stack:
     """The letters of one group in one batch."""
 
     group_id: int
-    letters: list[Sorted]
-    letter_ids: list[int]
+    letter_ids: list[int] = field(default_factory=list)
+    kinds: Counter[Sorted] = field(default_factory=Counter)
+    """In a storm most letters are alike."""
+
+    @property
+    def newest_died_at(self) -> datetime:
+        """When the last of them died."""
+        return max(kind.died_at for kind in self.kinds)
 
 
 def count(connection: sa.Connection, stacks: Sequence[Stack], *, now: datetime, rules: AlertRules) -> list[Spoken]:
@@ -142,8 +148,8 @@ def count(connection: sa.Connection, stacks: Sequence[Stack], *, now: datetime, 
                 continue
             counted = count_in(
                 _standing(row),
-                len(stack.letters),
-                newest_died_at=max(letter.died_at for letter in stack.letters),
+                len(stack.letter_ids),
+                newest_died_at=stack.newest_died_at,
                 now=now,
                 rules=rules,
             )
@@ -162,7 +168,7 @@ def _moved(connection: sa.Connection, stack: Stack, group_id: int) -> Stack:
     """The group was merged into another since this drain looked it up."""
     letters = dead_letters.c
     connection.execute(dead_letters.update().where(letters.id.in_(stack.letter_ids)).values(group_id=group_id))
-    return Stack(group_id=group_id, letters=stack.letters, letter_ids=stack.letter_ids)
+    return Stack(group_id=group_id, letter_ids=stack.letter_ids, kinds=stack.kinds)
 
 
 def _standing(row: Any) -> Standing:
@@ -182,22 +188,22 @@ def _standing(row: Any) -> Standing:
 
 
 def _update(row: Any, stack: Stack, counted: Counted, now: datetime) -> dict[str, Any]:
-    after, letters = counted.standing, stack.letters
+    after, kinds = counted.standing, stack.kinds
     return {
         "group": row.id,
         "state": after.state.value,
         "state_at": after.state_at,
         "ignored_until": after.ignored_until,
         "ignored_until_count": after.ignored_until_count,
-        "first_seen_at": min(row.first_seen_at, *(letter.died_at for letter in letters)),
-        "last_seen_at": max(row.last_seen_at, *(letter.died_at for letter in letters)),
+        "first_seen_at": min(row.first_seen_at, *(kind.died_at for kind in kinds)),
+        "last_seen_at": max(row.last_seen_at, stack.newest_died_at),
         "letters": after.letters,
-        "returned": row.returned + sum(letter.returned for letter in letters),
+        "returned": row.returned + sum(number for kind, number in kinds.items() if kind.returned),
         "regressions": row.regressions + (row.state == GroupState.SETTLED and after.state is GroupState.OPEN),
         "sample_letter_id": stack.letter_ids[-1],
-        "tasks": _with_names(row.tasks, (letter.task_name for letter in letters)),
-        "queues": _with_names(row.queues, (letter.queue for letter in letters)),
-        "releases": _with_names(row.releases, (letter.release for letter in letters)),
+        "tasks": _with_names(row.tasks, (kind.task_name for kind in kinds)),
+        "queues": _with_names(row.queues, (kind.queue for kind in kinds)),
+        "releases": _with_names(row.releases, (kind.release for kind in kinds)),
         "window_at": after.window_at,
         "window_letters": after.window_letters,
         "usual_letters": after.usual_letters,
@@ -240,9 +246,9 @@ def _spoken(row: Any, stack: Stack, counted: Counted) -> Spoken:
 def _count_hours(connection: sa.Connection, stacks: Sequence[Stack]) -> None:
     hours: dict[tuple[int, datetime], int] = {}
     for stack in stacks:
-        for letter in stack.letters:
-            key = (stack.group_id, letter.died_at.replace(minute=0, second=0, microsecond=0))
-            hours[key] = hours.get(key, 0) + 1
+        for kind, number in stack.kinds.items():
+            key = (stack.group_id, kind.died_at.replace(minute=0, second=0, microsecond=0))
+            hours[key] = hours.get(key, 0) + number
     rows = [{"group_id": group, "hour": hour, "letters": number} for (group, hour), number in sorted(hours.items())]
     insert = insert_of(connection, group_hours)
     statement = insert.on_conflict_do_update(

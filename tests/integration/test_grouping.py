@@ -230,8 +230,10 @@ def test_better_rules_move_letters_and_keep_what_people_said(
     filing = Filing()
     with monkeypatch.context() as patch:
         patch.setattr(
-            "consumers.filing.fingerprint",
-            lambda **fields: Fingerprint(version=0, digest=f"old-{fields['error_message']}"[:32], title="old"),
+            "consumers.fingerprints.Remembered.of_error",
+            lambda _self, _task, _type, message, _traceback: Fingerprint(
+                version=0, digest=f"old-{message}"[:32], title="old"
+            ),
         )
         store(engine, [arrival("order 1 declined"), arrival("order 2 declined")], now=NOW, filing=filing)
     with transaction(engine) as connection:
@@ -247,8 +249,10 @@ def test_better_rules_move_letters_and_keep_what_people_said(
     assert new["title"] == "GatewayError: order <n> declined"
     with monkeypatch.context() as patch:
         patch.setattr(
-            "consumers.filing.fingerprint",
-            lambda **fields: Fingerprint(version=0, digest=f"old-{fields['error_message']}"[:32], title="old"),
+            "consumers.fingerprints.Remembered.of_error",
+            lambda _self, _task, _type, message, _traceback: Fingerprint(
+                version=0, digest=f"old-{message}"[:32], title="old"
+            ),
         )
         store(engine, [arrival("order 1 declined", died_at=NOW)], now=later(minutes=3), filing=filing)
     with reading(engine) as connection:

@@ -7,16 +7,18 @@ import itertools
 import json
 import time
 import traceback
+import uuid
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from consumers.fingerprints import RULES_VERSION, Fingerprint, fingerprint, own_frame
+from consumers.fingerprints import RULES_VERSION, Fingerprint, Remembered, fingerprint, own_frame
 from consumers.message_templates import message_template
 from tests.unit.fingerprint_corpus import FAMILIES
 
@@ -307,3 +309,28 @@ def test_megabytes_cost_no_time(unit: str) -> None:
     _print(error_message=text, traceback='Traceback (most recent call last)\n  File "' * 50_000)
     _print(own=text)
     assert time.process_time() - started < 0.5
+
+
+@given(some.randoms(use_true_random=False))
+def test_what_is_remembered_changes_no_fingerprint(dice: Random) -> None:
+    """Whatever was seen before, a message has the fingerprint that it has alone (D4)."""
+    remembered = Remembered()
+    entries = json.loads(FOREIGN.read_text())
+    for entry in dice.sample(entries, 40):
+        for message in entry["messages"]:
+            others = "".join(dice.choice("0123456789") if char.isdecimal() else char for char in message)
+            for text in (message, others, message):
+                alone = fingerprint(task_name="t", error_type=entry["type"], error_message=text, traceback=TRACEBACK)
+                assert remembered.of_error("t", entry["type"], text, TRACEBACK).digest == alone.digest, text
+
+
+def test_a_storm_is_recognised_by_its_shape() -> None:
+    """Numbers and ids alone do not make a message new (D4)."""
+    remembered = Remembered()
+    made = {
+        id(remembered.of_error("t", "GatewayError", f"order {number} of {uuid.uuid4()} was declined", TRACEBACK))
+        for number in range(1_000, 3_000)
+    }
+    assert len(made) == 1
+    codes = {remembered.of_error("t", "OSError", f"[Errno {number}] failed", "").digest for number in (0, 1, 2, 0)}
+    assert len(codes) == 3
