@@ -201,11 +201,14 @@ class Drain:
     def _writer_ended(self) -> None:
         """Everything in hand is stored, or never will be by this process."""
         self._stopping = True
-        if self._connection is not None and self._connection.is_open:
-            # What was prefetched but not stored goes back to the queue.
-            self._connection.close()
-        else:
+        connection = self._connection
+        if connection is None or connection.is_closed:
             self._loop.stop()
+        elif connection.is_open:
+            # What was prefetched but not stored goes back to the queue; the close callback ends the loop.
+            connection.close()
+        elif not connection.is_closing:
+            connection.drop()
 
     def _give_up(self) -> None:
         log.error("drain.gave_up", problem="the batch in hand could not be stored in time")
