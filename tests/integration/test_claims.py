@@ -52,6 +52,17 @@ def test_a_begin_whose_reply_was_lost_is_acquired_again(store: Store) -> None:
     assert again.fence >= first.fence
 
 
+def test_a_begin_that_arrives_after_its_run_gave_up_takes_nothing(store: Store) -> None:
+    """A copy that the network delayed must not hold a claim for nobody (I5)."""
+    run = execution()
+    store.acquire(run)
+    store.claims.abandon(run.task_name, run.key, run.token)
+    store.settle()
+    assert isinstance(store.claims.begin(run), Busy)
+    store.settle()
+    assert store.acquire(execution(), if_interrupted=PARK).attempt == 2
+
+
 def test_another_task_with_the_same_key_is_another_claim(store: Store) -> None:
     """The caller's key is good for every task it is used with, and no two names run together (I3)."""
     store.acquire(execution("17", task_name="a"))
@@ -242,8 +253,23 @@ def test_a_record_lives_as_long_as_its_retention(store: Store) -> None:
     week_ms = 7 * 86_400_000
     assert all(week_ms - 60_000 < left <= week_ms for left in store.on_each(lambda c: c.pttl(run.record_name)))
     store.on_each(lambda client: client.pexpire(run.record_name, 60_000))
+    store.claims.renew(run, acquired)
+    assert all(week_ms - 60_000 < left <= week_ms for left in store.on_each(lambda c: c.pttl(run.record_name)))
+    store.on_each(lambda client: client.pexpire(run.record_name, 60_000))
     store.claims.complete(run, "1", acquired=acquired)
     assert all(week_ms - 60_000 < left <= week_ms for left in store.on_each(lambda c: c.pttl(run.record_name)))
+
+
+def test_a_fence_on_record_never_falls(store: Store) -> None:
+    """Neither a renewal under an older fence nor a settlement without one lowers it (I7)."""
+    run = execution()
+    acquired = store.acquire(run)
+    higher = acquired.fence + 1000
+    store.on_each(lambda client: client.hset(run.record_name, "fence", str(higher)))
+    store.claims.renew(run, acquired)
+    assert {record["fence"] for record in store.records(run)} == {str(higher)}
+    store.claims.complete(execution(), '"settled"')
+    assert {record["fence"] for record in store.records(run)} == {str(higher)}
 
 
 def test_a_message_older_than_records_is_in_doubt_without_one(store: Store) -> None:

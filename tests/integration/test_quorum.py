@@ -20,6 +20,7 @@ from tests.integration.claim_stores import Store, execution, store_on
 from tests.integration.deliveries import deliver, running
 
 Trio = list[PrivateRedis]
+FAR_AHEAD = 4 * 10**15
 
 
 @pytest.fixture
@@ -126,6 +127,34 @@ def test_a_split_vote_lets_nobody_in_and_is_withdrawn(quorum: Store) -> None:
     assert quorum.clients[2].exists(execution().record_name) == 0
 
 
+def test_a_vote_that_arrives_after_the_decision_is_withdrawn_too(trio: Trio) -> None:
+    """Two refuse while the third is slow: its late grant must not keep anybody out (I5, I7)."""
+    with Proxy(trio[2].port) as proxy:
+        quorum = store_on(trio[0].url, trio[1].url, f"redis://127.0.0.1:{proxy.port}/0")
+        quorum.acquire(execution("warm"))
+        for number in (0, 1):
+            alone(quorum, number).begin(execution())
+        proxy.partition()
+        assert isinstance(quorum.claims.begin(execution(), patience_seconds=0), Busy)
+        proxy.heal()
+        quorum.settle()
+        assert quorum.clients[2].exists(execution().record_name) == 0
+        quorum.close()
+
+
+def test_a_withdrawal_leaves_a_record_as_it_was(quorum: Store) -> None:
+    """The attempts that did run stay counted, and those that did not do not count (I7)."""
+    first = execution()
+    quorum.acquire(first)
+    quorum.claims.abandon(first.task_name, first.key, first.token)
+    quorum.settle()
+    for number in (0, 1):
+        alone(quorum, number).begin(execution())
+    assert isinstance(quorum.claims.begin(execution()), Busy)
+    quorum.settle()
+    assert quorum.clients[2].hmget(first.record_name, "state", "attempt") == [b"free", b"1"]
+
+
 def test_a_claim_that_a_minority_gave_keeps_nobody_out(quorum: Store) -> None:
     """A begin that reached one server alone is outvoted, whether it runs, failed or is in doubt (I7)."""
     for ending in ("running", "failed", "lapsed", "other payload"):
@@ -159,14 +188,14 @@ def test_the_fence_grows_although_clocks_differ(trio: Trio, quorum: Store) -> No
     """A server whose clock is far ahead passes its fence on before it dies (I7)."""
     ahead = execution()
     alone(quorum, 0).begin(ahead)
-    quorum.clients[0].hset(ahead.record_name, "fence", str(4 * 10**15))
+    quorum.clients[0].hset(ahead.record_name, "fence", str(FAR_AHEAD))
     alone(quorum, 0).abandon(ahead.task_name, ahead.key, ahead.token)
+    trio[2].kill()
     first = quorum.acquire(execution())
-    if first.fence < 4 * 10**15:
-        pytest.skip("the other two were quicker: the server ahead had no part in this claim")
+    assert first.fence > FAR_AHEAD
+    trio[2].start()
     trio[0].kill()
-    for client in quorum.clients[1:]:
-        client.hset(ahead.record_name, "lease_until", "1")
+    quorum.clients[1].hset(ahead.record_name, "lease_until", "1")
     second = quorum.claims.begin(execution())
     assert isinstance(second, Acquired)
     assert second.fence > first.fence
