@@ -27,6 +27,20 @@ def sections(text: str) -> dict[str, Section]:
     return dict(_sections(text))
 
 
+def value_span(text: str, start: int, wanted: str) -> tuple[int, int]:
+    """Where the value of a key stands in the object that starts at ``start``. Raises KeyError."""
+    decoder = json.JSONDecoder()
+    at = _skip(text, start + 1)
+    while text[at] != "}":
+        key, at = decoder.raw_decode(text, at)
+        value_at = _skip(text, _skip(text, at) + 1)  # past the colon
+        _, at = decoder.raw_decode(text, value_at)
+        if key == wanted:
+            return value_at, at
+        at = _after_comma(text, at)
+    raise KeyError(wanted)
+
+
 def line_of(text: str, offset: int) -> int:
     """The line of an offset, counted from 1."""
     return text.count("\n", 0, offset) + 1

@@ -23,8 +23,8 @@ def take_snapshot(management: ManagementApi, vhost: str) -> Snapshot:
         "exchanges": [_exchange(exchange) for exchange in management.exchanges(vhost) if _is_own(exchange)],
         "bindings": [_binding(binding) for binding in management.bindings(vhost) if binding.get("source")],
         "policies": management.policies(vhost),
-        "parameters": [_operator_policy(policy) for policy in management.operator_policies(vhost)],
-        "global_parameters": _global_parameters(management),
+        "parameters": [_operator_policy(policy) for policy in _if_permitted(management, "operator-policies", vhost)],
+        "global_parameters": _if_permitted(management, "global-parameters"),
     }
     topology, _ = topology_of(definitions, vhost)
     return Snapshot(
@@ -67,10 +67,10 @@ def _is_own(exchange: Mapping[str, Any]) -> bool:
     return bool(name) and not name.startswith("amq.")
 
 
-def _global_parameters(management: ManagementApi) -> list[dict[str, Any]]:
-    """Only an administrator may read them; what they switch off is then not known."""
+def _if_permitted(management: ManagementApi, *path: str) -> list[dict[str, Any]]:
+    """What only some users may read, and what a snapshot can do without."""
     try:
-        found = management.get("global-parameters")
+        found = management.get(*path)
     except ManagementUnavailableError:
         return []
     return found if isinstance(found, list) else []

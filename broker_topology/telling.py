@@ -8,6 +8,7 @@ from typing import Any
 from broker_topology.deploy import Deployed
 from broker_topology.lint import PARAMETER, Finding, Report
 from broker_topology.migrate import Migrated
+from broker_topology.permissions import Rights
 from broker_topology.plan import Action, Plan
 from broker_topology.rules import RULES, FileRule, Rule, Severity
 from broker_topology.verdict import AS_IN_FILE, Verdict
@@ -188,3 +189,15 @@ def _place(finding: Finding, report: Report) -> str:
 
 def _count(count: int, word: str) -> str:
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def rights_lines(all_rights: Sequence[Rights]) -> Iterator[str]:
+    """What each role may do, and why."""
+    for own in all_rights:
+        tags = f" (tags: {', '.join(own.tags)})" if own.tags else ""
+        yield f"{own.role}{tags}"
+        yield f"  configure  {own.configure}"
+        yield f"  write      {own.write}"
+        yield f"  read       {own.read}"
+        for sentence in own.why:
+            yield f"  - {sentence}"

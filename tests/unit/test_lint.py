@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker_topology.__main__ import main
@@ -377,6 +377,7 @@ def test_a_rule_explains_itself() -> None:
     assert "there is no rule 'nonsense'" in unknown.stderr
 
 
+@settings(deadline=None)
 @given(FILES)
 def test_any_json_can_be_linted(value: dict[str, Any]) -> None:
     """No JSON makes a rule fail: it is linted, or it is no definitions file (D3)."""
@@ -387,6 +388,7 @@ def test_any_json_can_be_linted(value: dict[str, Any]) -> None:
 ARGUMENTS = st.dictionaries(st.sampled_from(sorted(QUEUE_ARGUMENTS)), JSON, max_size=4)
 
 
+@settings(deadline=None)
 @given(ARGUMENTS, st.dictionaries(st.sampled_from(sorted(POLICY_KEYS)), JSON, max_size=4))
 def test_any_value_of_a_setting_can_be_linted(own: dict[str, Any], definition: dict[str, Any]) -> None:
     """Settings of any type, in arguments and policies, make no rule fail (D3)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker_topology.routing import destinations, topic_matches
@@ -44,6 +44,7 @@ def test_topic_patterns(pattern: str, key: str, expected: bool) -> None:
 WORDS = st.lists(st.sampled_from(["a", "b", "*", "#"]), max_size=5)
 
 
+@settings(deadline=None)
 @given(WORDS, st.lists(st.sampled_from(["a", "b"]), max_size=5))
 def test_topic_matching_is_what_recursion_says(pattern: list[str], key: list[str]) -> None:
     """The matching agrees with its definition, written down recursively (D3)."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kombu.transport import native_delayed_delivery
 
@@ -144,6 +144,7 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
+@settings(deadline=None)
 @given(FILES)
 def test_any_json_is_a_topology_or_one_sentence(value: dict[str, Any]) -> None:
     """No JSON makes reading a file fail otherwise than by our error (D3)."""
@@ -152,6 +153,7 @@ def test_any_json_is_a_topology_or_one_sentence(value: dict[str, Any]) -> None:
         assert isinstance(topology.drained_queues, tuple)
 
 
+@settings(deadline=None)
 @given(FILES, st.sampled_from([None, 1, 4]))
 def test_entries_are_found_in_the_text(value: dict[str, Any], indent: int | None) -> None:
     """Every entry of every list stands where it is said to stand (D3)."""
