@@ -145,7 +145,7 @@ def _config(values: dict[str, Any]) -> AlertConfig:
             begin=_time(quiet["begin"]), end=_time(quiet["end"]), zone=_zone(quiet.get("timezone", "UTC"))
         ),
         digest=_one_of(digest.get("every", "daily"), ("daily", "hourly", "off"), "digest.every"),
-        digest_at=_time(digest.get("at", "08:00")),
+        digest_at=_full_hour(_time(digest.get("at", "08:00"))),
         zone=_zone(digest.get("timezone", "UTC")),
     )
 
@@ -226,6 +226,12 @@ def _variable(name: str, environment: Mapping[str, str]) -> str:
 
 def _time(value: object) -> time:
     return value if isinstance(value, time) else time.fromisoformat(str(value))
+
+
+def _full_hour(at: time) -> time:
+    if at != at.replace(minute=0, second=0, microsecond=0):
+        raise ValueError(f"digest.at must be a full hour, not {at}: letters are counted by the hour")
+    return at
 
 
 def _zone(name: object) -> ZoneInfo:

@@ -9,7 +9,7 @@ import pytest
 
 from broker_topology.errors import ConfigurationError
 from consumers.alert_config import AlertConfig, duration, read_alert_config
-from consumers.alert_rules import Kind
+from consumers.alert_rules import AlertRules, Kind
 
 NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 
@@ -125,6 +125,7 @@ def test_without_anything_only_the_log_hears() -> None:
         ("[rules]\nstorm_caps = 3", "unknown rule 'storm_caps'"),
         ("[rules]\nstorm_cap = -3", "storm_cap must be a number"),
         ("[rules]\nfollow_up_after = 90", "90 is no duration"),
+        ("[digest]\nat = 08:30:00", "full hour"),
         ('[digest]\nevery = "monthly"', "digest.every must be one of"),
         ('[quiet_hours]\nbegin = "22:00"', "end is missing"),
         ('[quiet_hours]\nbegin = "22:00"\nend = "7"\ntimezone = "Mars/Olympus"', "ALERTS_FILE"),
@@ -142,6 +143,18 @@ def test_a_missing_file_is_said(tmp_path: Path) -> None:
     """So is one that is not there (D4)."""
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_alert_config(tmp_path / "none.toml", None, {})
+
+
+def test_the_file_in_the_docs_is_valid(tmp_path: Path) -> None:
+    """What the page shows can be used as it is, and it names every kind of alert (D4)."""
+    page = (Path(__file__).parent.parent.parent / "docs/reference/groups-and-alerts.md").read_text()
+    example = page.partition("```toml")[2].partition("```")[0]
+    path = tmp_path / "alerts.toml"
+    path.write_text(example)
+    config = read_alert_config(path, None, {"SLACK_TOKEN": "a/b/c", "PAGER_SECRET": "whsec_c2VjcmV0"})
+    assert config.rules == AlertRules()
+    assert len(config.routes) == 2
+    assert [kind for kind in Kind if f"`{kind}`" not in page and kind is not Kind.TEST] == []
 
 
 def test_durations_are_read() -> None:
