@@ -108,6 +108,14 @@ def test_a_lost_lease_is_visible_before_the_next_effect(store: Store) -> None:
             claim.ensure_held()
 
 
+def test_a_run_that_outlived_its_record_does_not_act(store: Store) -> None:
+    """Stopped for longer than records are kept: others may have run and been forgotten since (I6, I9)."""
+    claim = running(store, lease_seconds=0.3, retention_seconds=0.3)  # not entered: nothing renews it
+    eventually(lambda: not any(store.records(execution())))
+    with pytest.raises(LeaseLostError):
+        claim.ensure_held()
+
+
 def overtaken(store: Store) -> bool:
     """Let the lease lapse, and another delivery in, unless a renewal comes between the two."""
     store.lapse(execution())
