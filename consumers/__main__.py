@@ -185,7 +185,8 @@ def list_letters(
         return
     console.print(showing.letters_table(letters, now=now()))
     if total > len(letters):
-        console.print(f"{len(letters)} of {total}; the next page: --before {letters[-1]['id']}")
+        many = str(total) if total <= dead_letters.MAX_COUNTED else f"more than {dead_letters.MAX_COUNTED}"
+        console.print(f"{len(letters)} of {many}; the next page: --before {letters[-1]['id']}")
 
 
 @main.command()
