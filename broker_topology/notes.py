@@ -27,7 +27,9 @@ MAX_TRACEBACK_LENGTH = 32_000
 
 def failure_note_key(task_id: str, retries: int, replay_id: str | None = None) -> str:
     """The Redis key of the note on one attempt of one task."""
-    return f"dead-letter-office:failure:{task_id}:{retries}:{replay_id or ''}"
+    key = f"dead-letter-office:failure:{task_id}:{retries}:{replay_id or ''}"
+    # An id may be any text, lone surrogates included, which Redis does not take.
+    return key.encode("utf-8", "backslashreplace").decode()
 
 
 def outcome_note_key(replay_id: str) -> str:

@@ -38,7 +38,10 @@ def take_snapshot(management: ManagementApi, vhost: str) -> Snapshot:
 
 
 def _vhost(management: ManagementApi, vhost: str) -> dict[str, Any]:
-    found = management.get("vhosts", vhost, missing=None) or {}
+    # One virtual host by name is for administrators; the list is for everybody, and has those one may see.
+    found: Mapping[str, Any] = next(
+        (entry for entry in _if_permitted(management, "vhosts") if entry.get("name") == vhost), {}
+    )
     return {key: found[key] for key in ("metadata", "default_queue_type") if key in found} | {"name": vhost}
 
 
