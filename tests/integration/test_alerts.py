@@ -31,7 +31,7 @@ from consumers.filing import Filing
 from consumers.storing import store
 from sandbox.processes import Process, eventually, free_port
 from tests.integration.alert_receivers import http_receiver, mail_receiver
-from tests.integration.letters import NOW, arrival, later
+from tests.integration.letters import NOW, arrival, groups_in, later
 from tests.unit import faulty_servers as faults
 
 # Apprise loads every service that it knows, and one of them still uses imghdr.
@@ -271,6 +271,7 @@ def test_a_storm_of_groups_is_summarised_when_it_ends(engine: sa.Engine) -> None
     store(engine, [arrival(word) for word in words], now=NOW, filing=Filing(config))
     alert_chores.end_storms(engine, config, now=later(seconds=10))
     assert len(_spoken(engine)) == 10
+    assert len([group for group in groups_in(engine) if group["follow_up_at"]]) == 10
     for _ in range(2):
         alert_chores.end_storms(engine, config, now=later(minutes=11))
     kind, facts = _spoken(engine)[-1]
