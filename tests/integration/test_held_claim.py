@@ -97,6 +97,18 @@ def test_a_short_run_renews_nothing(store: Store) -> None:
     assert all(stats["cmdstat_evalsha"]["calls"] == begins_and_completes for stats in calls)
 
 
+def test_asking_whether_the_claim_is_held_is_free_while_it_is_renewed(store: Store) -> None:
+    """A renewal moves the run's own deadline: no round trip before each effect of a long run (I6)."""
+    with running(store, lease_seconds=0.9) as claim:
+        eventually(lambda: claim.lease_share > 1.5)
+        store.on_each(lambda client: client.config_resetstat())
+        for _ in range(100):
+            claim.ensure_held()
+        calls: list[Any] = store.on_each(lambda client: client.info("commandstats"))
+        claim.complete(None)
+    assert all(stats.get("cmdstat_evalsha", {"calls": 0})["calls"] < 10 for stats in calls)
+
+
 def test_a_lost_lease_is_visible_before_the_next_effect(store: Store) -> None:
     """Another run took the claim: this one stops at its next check and at its next step (I6)."""
     with running(store, lease_seconds=0.9) as claim:
