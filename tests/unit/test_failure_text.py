@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from billiard.einfo import ExceptionInfo
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from tasks.failure_text import describe_error, short_traceback, storable
@@ -72,6 +72,7 @@ def test_a_name_of_a_megabyte_is_cut() -> None:
     assert len(describe_error(type("E" * 1_000_000, (Exception,), {})()).type) <= 200
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(some.text())
 def test_what_is_told_can_be_stored(text: str) -> None:
     """Whatever the text, it is UTF-8 without NUL, and plain text stays as it is (D1)."""
@@ -173,6 +174,7 @@ def test_no_failure_makes_a_traceback_fail(error: Any) -> None:
     assert isinstance(short_traceback(error), str)
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(some.text(alphabet='\n "|+-File,line<>a/', max_size=3000))
 def test_a_text_that_looks_like_a_traceback_is_cut_too(text: str) -> None:
     """Hostile texts are bounded (D1)."""

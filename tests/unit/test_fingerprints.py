@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from consumers.fingerprints import RULES_VERSION, Fingerprint, Remembered, fingerprint, own_frame
@@ -261,6 +261,7 @@ def test_the_title_is_for_people() -> None:
     assert _print(error_message="").title == "KeyError"
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(some.text(max_size=300), some.text(max_size=300), some.text(max_size=300))
 def test_any_text_has_a_fingerprint(message: str, trace: str, name: str) -> None:
     """Nothing raises, and the same letter has the same fingerprint again (D4)."""
@@ -270,6 +271,7 @@ def test_any_text_has_a_fingerprint(message: str, trace: str, name: str) -> None
     assert made.version == RULES_VERSION
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(some.text(alphabet="'\"`{}[]()<>=:/\\@-.,#0123456789abA \n\u00ab\u00bb", max_size=1500))
 def test_no_message_of_odd_characters_raises_or_stalls(message: str) -> None:
     """The characters that rules look at, in any order, cost little time (D4)."""
@@ -311,6 +313,7 @@ def test_megabytes_cost_no_time(unit: str) -> None:
     assert time.process_time() - started < 0.5
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(some.randoms(use_true_random=False))
 def test_what_is_remembered_changes_no_fingerprint(dice: Random) -> None:
     """Whatever was seen before, a message has the fingerprint that it has alone (D4)."""
