@@ -30,8 +30,10 @@ from consumers.database import open_database, reading, transaction
 from consumers.filing import Filing
 from consumers.storing import store
 from sandbox.processes import Process, eventually, free_port
+from tests.conftest import DEFINITIONS, VirtualHost
 from tests.integration.alert_receivers import http_receiver, mail_receiver
 from tests.integration.letters import NOW, arrival, groups_in, later
+from tests.integration.mailroom import publish, raw_properties, task_headers
 from tests.unit import faulty_servers as faults
 
 # Apprise loads every service that it knows, and one of them still uses imghdr.
@@ -351,3 +353,33 @@ def test_a_weak_secret_is_refused(tmp_path: Path, secret: str) -> None:
     with pytest.raises(Exception, match="secret"):
         AlertService(engine, config, clock=Clock())
     engine.dispose()
+
+
+def test_the_drain_service_speaks(deployed: VirtualHost, engine: sa.Engine, tmp_path: Path) -> None:
+    """A letter that comes from the broker is stored, grouped and told, by one process (D4)."""
+    with http_receiver() as hook:
+        drain = Process(
+            [sys.executable, "-m", "consumers", "drain"],
+            log=tmp_path / "drain.log",
+            env={
+                "AMQP_URL": deployed.url,
+                "DATABASE_URL": engine.url.render_as_string(hide_password=False),
+                "TOPOLOGY_FILE": str(DEFINITIONS),
+                "REDIS_URL": "",
+                "HEALTH_PORT": "0",
+                "LOG_FORMAT": "json",
+                "ALERT_URLS": f"json://127.0.0.1:{hook.port}/",
+            },
+            cwd=tmp_path,
+        )
+        try:
+            message = (raw_properties(task_headers(task="payments.charge_customer")), b"[[17], {}, {}]")
+            publish(deployed.url, [message] * 3)
+            eventually(lambda: hook.requests, seconds=60)
+            eventually(lambda: '"event": "alert.first_occurrence"' in drain.output())
+            assert drain.stop() == 0
+        finally:
+            drain.kill()
+    assert [body["title"] for body in hook.bodies()] == [
+        "[warning] new failure: unknown: payments.charge_customer from dead-letters"
+    ]
