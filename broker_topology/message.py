@@ -160,7 +160,7 @@ def _decode_body(
     compression = headers.get("compression")
     if compression:
         try:
-            body = _decompress(body, str(compression), limit)
+            body = decompress(body, str(compression), limit)
         except (zlib.error, lzma.LZMAError, OSError, EOFError, ValueError) as error:
             return None, f"the body cannot be decompressed: {error}"
     try:
@@ -178,8 +178,8 @@ _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
 }
 
 
-def _decompress(body: bytes, compression: str, limit: int) -> bytes:
-    """Decompress at most ``limit`` bytes, so that a bomb stays small."""
+def decompress(body: bytes, compression: str, limit: int) -> bytes:
+    """Decompress to ``limit`` bytes at most: a bomb stays small. Raises ValueError, or what the library does."""
     try:
         decompressor = _DECOMPRESSORS[compression]()
     except KeyError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit
@@ -181,7 +182,7 @@ class PrivatePostgreSQL:
         if self._user:
             shutil.chown(folder, self._user)
             for parent in folder.parents:
-                if parent == Path("/tmp"):
+                if parent == Path(tempfile.gettempdir()):
                     break
                 parent.chmod(parent.stat().st_mode | 0o011)
         subprocess.run(

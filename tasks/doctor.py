@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from amqp.exceptions import ChannelError
 from celery import Celery
+from kombu import Connection
 from kombu.exceptions import OperationalError
 
 from broker_topology.address import BrokerAddress
@@ -141,16 +143,25 @@ def _broker(app: Celery, topology: Topology, management_url: str | None) -> Iter
         with app.connection_for_read() as connection:
             connection.ensure_connection(max_retries=1, timeout=5)
             check_broker(topology, connection)
-            channel = connection.channel()
-            for name in topology.drained_queues:
-                if channel.queue_declare(name, passive=True).consumer_count == 0:
-                    yield _warning(f"queue {name}", "nobody drains it", "dead-letters drain")
+            yield from _undrained(topology, connection)
     except StartupError as error:
         yield _error("broker", str(error), "broker-topology deploy definitions.json")
     except (OSError, OperationalError) as error:
         yield _error("broker", f"it cannot be reached: {error}", "see that AMQP_URL is right and the broker up")
         return
     yield from _retained(app, topology, management_url)
+
+
+def _undrained(topology: Topology, connection: Connection) -> Iterator[Finding]:
+    for name in topology.drained_queues:
+        with connection.channel() as channel:
+            try:
+                consumers = channel.queue_declare(name, passive=True).consumer_count
+            except ChannelError as error:
+                yield _error(f"queue {name}", error.reply_text, "broker-topology deploy definitions.json")
+                continue
+        if consumers == 0:
+            yield _warning(f"queue {name}", "nobody drains it", "dead-letters drain")
 
 
 def _retained(app: Celery, topology: Topology, management_url: str | None) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from broker_topology.topology import Topology, read_topology
 from broker_topology.versions import OLDEST
 from tasks.claims import connect_claims
 from tasks.note_writer import NoteWriter
-from tasks.publishing import ReliableAMQP, at_least_a_second, route_by_name, route_or_refuse
+from tasks.publishing import OUR_CONSUMER, ReliableAMQP, in_whole_seconds, route_by_name, route_or_refuse
 from tasks.reliability import Reliability
 from tasks.reliable_task import ReliableTask
 from tasks.retry_policy import RetryPolicy
@@ -32,12 +32,14 @@ SETTINGS: dict[str, Any] = {
     "task_acks_on_failure": False,
     "task_acks_on_timeout": False,
     "worker_prefetch_multiplier": 1,
-    "worker_consumer": "tasks.worker:ReliableConsumer",
+    "worker_consumer": OUR_CONSUMER,
     # Deploy makes queues; a worker or publisher that made them would make them without a dead-letter exchange.
     "task_create_missing_queues": False,
     "task_default_queue_type": "quorum",
     "task_default_exchange_type": "topic",
     "broker_connection_retry_on_startup": True,
+    # A publish that was not confirmed is tried once more, so that its caller hears of it soon.
+    "task_publish_retry_policy": {"max_retries": 1, "interval_start": 0.2, "interval_step": 0.2, "interval_max": 1.0},
     # After a consumer timeout up to 4.2 the broker closes the channel; without this the worker idles for ever.
     "broker_channel_error_retry": True,
     # A task goes on over a lost connection; its redelivery meets the claim.
@@ -66,9 +68,11 @@ def install(
     by commas, for claims on a majority; ``retry_policy`` is what holds for a task that sets nothing; ``release``
     is the version of your app, for failure notes.
 
-    Call it before tasks are declared. Raises ConfigurationError where it comes too late, TopologyError for a file
-    that cannot be used.
+    Call it once, after the app is configured and before its tasks are declared. Raises ConfigurationError where it
+    comes too late, TopologyError for a file that cannot be used.
     """
+    if getattr(app, "reliability", None) is not None:
+        raise ConfigurationError(f"tasks.install was called before on the Celery app {app.main!r}")
     if not isinstance(topology, Topology):
         topology = read_topology(topology)
     if not topology.work_queues:
@@ -86,7 +90,7 @@ def install(
     _configure(app, topology)
     app.amqp_cls = ReliableAMQP
     app.task_cls = ReliableTask
-    app.send_task = at_least_a_second(app.send_task)
+    app.send_task = in_whole_seconds(app.send_task)
     for made_already in ("amqp", "Task"):
         app.__dict__.pop(made_already, None)
     return app

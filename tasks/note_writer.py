@@ -36,7 +36,7 @@ class NoteWriter:
         key = failure_note_key(task_id, note.retries, replay_id if isinstance(replay_id, str) else None)
         try:
             self._client.set(key, note.to_json(), ex=NOTE_TTL_SECONDS, nx=only_if_missing)
-        except redis.RedisError as error:
+        except (redis.RedisError, ValueError) as error:
             log.warning("failure_note.lost", task_id=task_id, reason=note.reason, error=type(error).__name__)
 
     def outcome(self, note: OutcomeNote) -> None:

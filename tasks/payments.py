@@ -41,13 +41,15 @@ class Charge(Base):
 
 
 def ask_provider(doubt: Doubt) -> Reconciled:
-    """Settle an interrupted charge by asking the payment service for its key."""
+    """Settle an interrupted charge by asking the payment service for its key; what it knows is booked here too."""
     try:
         charge = call(current_app, "payments", "GET", f"/charges/{doubt.provider_key('charge')}")
     except httpx.HTTPStatusError as error:
         if error.response.status_code == httpx.codes.NOT_FOUND:
             return DidNotHappen()
         raise
+    order_id, amount_cents = doubt.args
+    book(doubt.key, order_id, amount_cents, charge["id"], effect_key=f"{doubt.task_name}:{doubt.key}")
     return Happened(result=charge["id"])
 
 
@@ -60,21 +62,29 @@ def ask_provider(doubt: Doubt) -> Reconciled:
     # Strict where a duplicate costs money.
     idempotency=Idempotency(if_interrupted="park", reconcile=ask_provider),
 )
-def charge_customer(self: ReliableTask, order_id: str, amount_cents: int) -> str:
+def charge_customer(self: ReliableTask, order_id: str, amount_cents: int, /) -> str:
     """Charge a customer for an order, once per key. Returns the provider's charge id."""
     body = {"order_id": order_id, "amount_cents": amount_cents}
     charge_id = self.step("charge").run(
         lambda key: call(self.app, "payments", "POST", "/charges", json=body, key=key)["id"]
     )
+    claim = self.claim
+    return book(claim.key, order_id, amount_cents, charge_id, effect_key=claim.effect_key, fence=claim.fence)
+
+
+def book(
+    key: str, order_id: str, amount_cents: int, charge_id: str, *, effect_key: str, fence: int | None = None
+) -> str:
+    """Write the row of a charge, once per key; returns the charge id that stands."""
     with (
-        Session(_engine(self.app.conf.office_database_url)) as session,
+        Session(_engine(current_app.conf.office_database_url)) as session,
         session.begin(),
-        effect_once(session, self.claim.effect_key, fence=self.claim.fence) as effect,
+        effect_once(session, effect_key, fence=fence) as effect,
     ):
         if not effect.done:
             session.add(
                 Charge(
-                    idempotency_key=self.claim.key,
+                    idempotency_key=key,
                     order_id=order_id,
                     amount_cents=amount_cents,
                     provider_charge_id=charge_id,

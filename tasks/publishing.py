@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import wraps
+from math import ceil
 from typing import Any
 
 from amqp.exceptions import ChannelError, MessageNacked
@@ -16,12 +17,15 @@ from celery.app.amqp import AMQP
 from celery.exceptions import QueueNotFound
 from kombu.exceptions import OperationalError
 
-from broker_topology.errors import DeadLetterOfficeError
+from broker_topology.errors import ConfigurationError, DeadLetterOfficeError
 from broker_topology.message import IDEMPOTENCY_KEY_HEADER, PUBLISHED_AT_HEADER, key_problem
 from broker_topology.topology import Topology
 from tasks.errors import MissingKeyError, PublishRefusedError, UnroutableTaskError
 
-CONFIRM_TIMEOUT_SECONDS = 30.0
+OUR_CONSUMER = "tasks.worker:ReliableConsumer"
+"""The setting by which an installed app is known."""
+
+CONFIRM_TIMEOUT_SECONDS = 15.0
 """How long a publisher waits for the broker's confirm, for example under a memory alarm."""
 
 _DELAY_EXCHANGE_PREFIX = "celery_delayed_"
@@ -45,6 +49,8 @@ class ReliableAMQP(AMQP):  # type: ignore[misc]
         return message
 
     def _create_task_sender(self) -> Callable[..., Any]:
+        if self.app.conf.worker_consumer != OUR_CONSUMER:
+            raise ConfigurationError("the app's configuration was replaced after tasks.install: configure it before")
         send = super()._create_task_sender()
 
         def send_task_message(
@@ -54,10 +60,11 @@ class ReliableAMQP(AMQP):  # type: ignore[misc]
             # Queues are declared by deploy, never by whoever publishes. A task that sets nothing passes None.
             defaults = {"declare": [], "mandatory": True, "confirm_timeout": CONFIRM_TIMEOUT_SECONDS}
             options = {**options, **{name: value for name, value in defaults.items() if options.get(name) is None}}
+            # The broker would let it expire inside of a delay queue, and so cut the delay short, or in its work
+            # queue, where no worker can say so. The header "expires" holds: the worker checks it.
+            options.pop("expiration", None)
             if _is_delayed(options):
-                # The broker would let it expire inside of the first delay queue, and so cut the delay short.
-                # The header "expires" still holds: the worker checks it.
-                options.pop("expiration", None)
+                message.headers["eta"] = None  # the broker waits, not the worker
             try:
                 return send(producer, name, message, **options)
             except BaseException as error:
@@ -69,10 +76,11 @@ class ReliableAMQP(AMQP):  # type: ignore[misc]
         return send_task_message
 
 
-def at_least_a_second(send_task: Callable[..., Any]) -> Callable[..., Any]:
-    """``app.send_task``, through which everything passes, for delays below one second.
+def in_whole_seconds(send_task: Callable[..., Any]) -> Callable[..., Any]:
+    """``app.send_task``, through which everything passes, for delays as the delay queues keep them.
 
-    The delay queues count whole seconds, cut the fraction off, and raise for a delay of none.
+    They count whole seconds. Celery cuts the fraction off, raises for a delay below one second, and would have the
+    worker hold the message for the fraction.
     """
 
     @wraps(send_task)
@@ -84,13 +92,9 @@ def at_least_a_second(send_task: Callable[..., Any]) -> Callable[..., Any]:
         eta: datetime | None = None,
         **options: Any,
     ) -> Any:
-        if eta is not None and countdown is None and isinstance(eta, datetime):
-            seconds = (eta - datetime.now(eta.tzinfo)).total_seconds()
-            if 0 < seconds < 1:
-                countdown, eta = 1, None
-        elif countdown is not None and 0 < countdown < 1:
-            countdown = 1
-        return send_task(name, args, kwargs, countdown, eta, **options)
+        if isinstance(eta, datetime) and not countdown:
+            countdown, eta = max(0.0, (eta - datetime.now(eta.tzinfo)).total_seconds()), None
+        return send_task(name, args, kwargs, countdown and ceil(countdown), eta, **options)
 
     return send
 

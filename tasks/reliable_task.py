@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import random
 import sys
 import time
@@ -14,29 +13,27 @@ from typing import Any, ClassVar, NoReturn, cast
 
 from celery import Celery, Task
 from celery.app.task import Context
-from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Reject, Retry
+from celery.signals import task_success
+from kombu.exceptions import OperationalError
 
+from broker_topology.errors import DeadLetterOfficeError
 from broker_topology.message import (
     ATTEMPT_HISTORY_HEADER,
     IDEMPOTENCY_KEY_HEADER,
     PUBLISHED_AT_HEADER,
-    REPLAY_ID_HEADER,
     is_broker_history,
 )
-from broker_topology.notes import FailureNote, OutcomeNote
-from broker_topology.settlement import SETTLEMENT_HEADER, Settlement, doubt_state
-from tasks.attempt_history import AttemptRecord, append_attempt
+from broker_topology.settlement import SETTLEMENT_HEADER, Settlement
+from tasks.attempt_notes import history_with, note_failure, note_outcome
 from tasks.errors import (
-    InDoubtError,
     LeaseLostError,
     NotGuardedError,
-    PayloadMismatchError,
     PolicyError,
     ResultNotSerializableError,
     ResultUnrecordedError,
     TaskExitedError,
 )
-from tasks.failure_text import describe_error, short_traceback
 from tasks.held_claim import HeldClaim
 from tasks.idempotency import AlreadyDone, ComeBack, Guard, Refuse, Run
 from tasks.idempotency_policy import Idempotency
@@ -48,15 +45,6 @@ from tasks.steps import Step
 
 PAUSE_SECONDS = 10.0
 """How long a message waits in the broker for another run, or for Redis, to get out of its way."""
-
-REASONS_OF_ERRORS: tuple[tuple[type[BaseException], str], ...] = (
-    (InDoubtError, "in_doubt"),
-    (PayloadMismatchError, "payload_mismatch"),
-    (SoftTimeLimitExceeded, "soft_time_limit"),
-    (MemoryError, "out_of_memory"),
-    (Reject, "rejected"),
-)
-"""What a failure note calls these; any other is called by the policy's reason."""
 
 
 class ReliableTask(Task):  # type: ignore[misc]
@@ -102,6 +90,10 @@ class ReliableTask(Task):  # type: ignore[misc]
         Raises ResultNotSerializableError where a guarded task declares a result that JSON cannot hold.
         """
         _settle_acks(cls)
+        if getattr(cls, "autoretry_for", ()):
+            raise PolicyError(
+                f"task {cls.name} sets autoretry_for, which swallows what its own code rejects: use transient="
+            )
         reliability = getattr(app, "reliability", None)
         policy = cls.retry_policy or (reliability.retry_policy if reliability else RetryPolicy())
         if cls.transient is not None:
@@ -147,7 +139,7 @@ class ReliableTask(Task):  # type: ignore[misc]
     def _attempt(self, request: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the body once; what it raises decides what becomes of the message."""
         try:
-            result = self._run_guarded(request, args, kwargs)
+            return self._run_guarded(request, args, kwargs)
         except (Ignore, Retry):
             raise
         except ResultUnrecordedError as error:
@@ -167,14 +159,15 @@ class ReliableTask(Task):  # type: ignore[misc]
             self._note_failure(request, failure, GiveUpReason.PERMANENT)
             raise failure from exit_
         except Exception as error:
+            if request.get("gave_up_by_hand"):
+                self._note_failure(request, error, GiveUpReason.RETRIES_EXHAUSTED)
+                raise
             match self.policy.decide(error, request.retries, now=datetime.now(UTC), random=random.random):
                 case RetryIn(seconds=seconds):
                     self.retry(exc=error, countdown=seconds)
                 case GiveUp(reason=reason):
                     self._note_failure(request, error, reason)
             raise
-        self._note_outcome(request)
-        return result
 
     def _run_guarded(self, request: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the body under the claim on the caller's key, where there is one."""
@@ -213,8 +206,9 @@ class ReliableTask(Task):  # type: ignore[misc]
         )
         try:
             again.apply_async()
-        except Exception as error:
-            # The duplicate of a task must never become a dead letter: back to its queue with it.
+        except (DeadLetterOfficeError, OperationalError, OSError) as error:
+            # Back to its queue, slowly: each return counts toward the delivery limit.
+            time.sleep(PAUSE_SECONDS)
             raise Reject(error, requeue=True) from error
         raise Ignore(f"comes back in {seconds:.0f} s")
 
@@ -234,13 +228,19 @@ class ReliableTask(Task):  # type: ignore[misc]
         Raises Retry once the message is published again, and ``exc`` where the limit is reached.
         """
         request = self.request
+        limit = self.max_retries if max_retries is None else max_retries
         if not (request.called_directly or request.is_eager):
+            request.gave_up_by_hand = limit is not None and request.retries >= limit
             if not eta and countdown is None and not _declares(type(self), "default_retry_delay"):
                 countdown = self.policy.delay(request.retries, random.random)
-            headers = {ATTEMPT_HISTORY_HEADER: self._history_with(exc or sys.exception())}
+            headers = {ATTEMPT_HISTORY_HEADER: history_with(request, exc or sys.exception())}
             options["headers"] = {**(options.get("headers") or {}), **headers}
         try:
             return super().retry(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
+        except Reject as rejection:
+            # The broker did not take the retry, or did not say so in time.
+            self._note_failure(request, rejection.reason, "retry_refused")
+            raise
         finally:
             # Celery leaves a limit for one message on the task itself, where other messages would meet it.
             self.__dict__.pop("override_max_retries", None)
@@ -264,48 +264,16 @@ class ReliableTask(Task):  # type: ignore[misc]
         queue = queue or (request.delivery_info or {}).get("queue")
         return super().signature_from_request(request, args, kwargs, queue=queue, headers=headers, **extra)
 
-    def _history_with(self, error: BaseException | None) -> str:
-        request = self.request
-        error_type, text = describe_error(error) if error is not None else ("", "")
-        record = AttemptRecord(
-            failed_at=datetime.now(UTC),
-            runtime_seconds=time.monotonic() - request.began_at,
-            hostname=request.hostname,
-            error_type=error_type,
-            error_text=text,
-        )
-        return append_attempt(request.get(ATTEMPT_HISTORY_HEADER), record)
-
     def _note_failure(self, request: Context, error: BaseException, reason: str) -> None:
-        """Say why before the message is rejected: a bare reject carries no word of the error."""
-        reliability = reliability_of(self.app)
-        error_type, text = describe_error(error)
-        note = FailureNote(
-            reason=next((word for kind, word in REASONS_OF_ERRORS if isinstance(error, kind)), str(reason)),
-            error_type=error_type,
-            error_message=text,
-            traceback=short_traceback(error),
-            failed_at=datetime.now(UTC),
-            retries=request.retries,
-            hostname=request.hostname,
-            pid=os.getpid(),
-            runtime_seconds=time.monotonic() - request.began_at,
-            release=reliability.release,
-            claim_state=doubt_state(error.attempt) if isinstance(error, InDoubtError) else None,
-            fingerprint=getattr(error, "fingerprint", None),
-        )
-        reliability.notes.failure({**(request.headers or {}), "id": request.id}, note)
+        if self.dead_letter:
+            note_failure(reliability_of(self.app), request, error, reason)
 
-    def _note_outcome(self, request: Context) -> None:
-        replay_id = request.get(REPLAY_ID_HEADER)
-        if isinstance(replay_id, str):
-            note = OutcomeNote(
-                replay_id=replay_id,
-                task_id=request.id,
-                succeeded_at=datetime.now(UTC),
-                hostname=request.hostname,
-            )
-            reliability_of(self.app).notes.outcome(note)
+
+@task_success.connect(weak=False)
+def _note_success(sender: Any = None, **_: Any) -> None:
+    """Only now, with its callbacks published and its result stored, has a replayed message succeeded."""
+    if isinstance(sender, ReliableTask) and not sender.request.is_eager:
+        note_outcome(reliability_of(sender.app), sender.request)
 
 
 def _declares(task: type[Task], name: str) -> bool:

@@ -18,6 +18,8 @@ from broker_topology.message import IDEMPOTENCY_KEY_HEADER
 log = structlog.get_logger(__name__)
 
 COME_BACK_SECONDS = 10.0
+MOST_RETURNS = 30
+RETURNS_HEADER = "result_returns"
 
 
 class ForgivingBackend:
@@ -36,10 +38,24 @@ class ForgivingBackend:
         except Exception as error:  # whatever the backend's driver raises
             log.warning("result.not_stored", task=self._task.name, task_id=task_id, error=repr(error))
             if request is not None and request.get(IDEMPOTENCY_KEY_HEADER) is not None:
-                # Its callbacks are published already.
-                self._task.signature_from_request(
-                    request, countdown=COME_BACK_SECONDS, retries=request.retries, link=None, chain=None
-                ).apply_async()
+                self._store_later(request)
+
+    def _store_later(self, request: Any) -> None:
+        """Let the message come back, without its callbacks, which are published already; not for ever."""
+        returns = int(request.get(RETURNS_HEADER) or 0) + 1
+        if returns > MOST_RETURNS:
+            return
+        try:
+            self._task.signature_from_request(
+                request,
+                countdown=COME_BACK_SECONDS,
+                retries=request.retries,
+                link=None,
+                chain=None,
+                headers={RETURNS_HEADER: returns},
+            ).apply_async()
+        except Exception as error:  # the task has succeeded: nothing may change that any more
+            log.warning("result.not_stored_later", task=self._task.name, error=repr(error))
 
     def mark_as_failure(self, task_id: str, error: BaseException, *args: Any, **options: Any) -> None:
         """Store a failure, fail a chord and call the errbacks."""

@@ -11,8 +11,9 @@ from celery import Celery
 from kombu import Connection
 
 from broker_topology.declare import kombu_queues
+from broker_topology.effective import matches
 from broker_topology.errors import ConfigurationError, DeadLetterOfficeError
-from broker_topology.topology import Topology
+from broker_topology.topology import Queue, Topology
 from tasks.errors import RedisUnavailableError
 from tasks.redis_checks import Severity, check_claims
 from tasks.reliability import reliability_of
@@ -23,7 +24,7 @@ log = structlog.get_logger(__name__)
 EX_CONFIG: Final = os.EX_CONFIG
 """Exit code of a worker that refuses to start: starting it again will not help."""
 
-BROKERS_OWN_CONSUMER_TIMEOUT_SECONDS: Final = 1800
+BROKERS_OWN_TIMEOUT_SECONDS: Final = 1800
 FIRST_DELAY: Final = "celery_delayed_27"
 
 
@@ -106,10 +107,17 @@ def _check_time_limits(app: Celery, topology: Topology) -> None:
 
 def shortest_consumer_timeout(topology: Topology) -> float:
     """How long the broker waits for an ack, in seconds: from arguments and policies of the file, or its default."""
-    arguments = [queue.arguments.get("x-consumer-timeout") for queue in topology.work_queues]
-    policies = [policy.definition.get("consumer-timeout") for policy in topology.policies]
-    milliseconds = [value for value in (*arguments, *policies) if isinstance(value, int)]
-    return min(milliseconds) / 1000 if milliseconds else BROKERS_OWN_CONSUMER_TIMEOUT_SECONDS
+    return min(
+        (_consumer_timeout(topology, queue) for queue in topology.work_queues), default=BROKERS_OWN_TIMEOUT_SECONDS
+    )
+
+
+def _consumer_timeout(topology: Topology, queue: Queue) -> float:
+    policies = [
+        policy.definition.get("consumer-timeout") for policy in topology.policies if matches(policy, queue.name)
+    ]
+    said = [value for value in (queue.arguments.get("x-consumer-timeout"), *policies) if isinstance(value, int)]
+    return min(said) / 1000 if said else BROKERS_OWN_TIMEOUT_SECONDS
 
 
 def check_routing_keys(topology: Topology) -> None:
@@ -118,11 +126,12 @@ def check_routing_keys(topology: Topology) -> None:
     Celery binds work queues to the end of a delay by ``#.key``: a delayed message for ``high.email`` would be
     delivered to ``email`` as well. Raises ConfigurationError.
     """
-    keys = {queue.routing_key: queue.name for queue in kombu_queues(topology)}
-    for key, name in keys.items():
-        for longer, other in keys.items():
-            if longer.endswith(f".{key}"):
+    queues = kombu_queues(topology)
+    for queue in queues:
+        for other in queues:
+            same = other.name != queue.name and other.routing_key == queue.routing_key
+            if same or other.routing_key.endswith(f".{queue.routing_key}"):
                 raise ConfigurationError(
-                    f"routing key {longer!r} of queue {other} ends with {key!r} of queue {name}: "
-                    "a delayed message would be delivered to both"
+                    f"routing key {other.routing_key!r} of queue {other.name} ends with {queue.routing_key!r} of "
+                    f"queue {queue.name}: a delayed message would be delivered to both"
                 )

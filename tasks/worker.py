@@ -16,8 +16,10 @@ import structlog
 from amqp.exceptions import ResourceLocked
 from billiard.einfo import ExceptionWithTraceback
 from celery.exceptions import (
+    Ignore,
     InvalidTaskError,
     Reject,
+    Retry,
     TaskRevokedError,
     TimeLimitExceeded,
     WorkerLostError,
@@ -27,13 +29,14 @@ from celery.worker import state
 from celery.worker.consumer import Consumer
 from celery.worker.request import Request
 
-from broker_topology.message import IDEMPOTENCY_KEY_HEADER
+from broker_topology.message import IDEMPOTENCY_KEY_HEADER, REPLAY_ID_HEADER
 from broker_topology.notes import FailureNote
 from tasks.claim import new_token
 from tasks.errors import RedisUnavailableError
 from tasks.failure_text import describe_error
 from tasks.handing_back import hand_back
-from tasks.reliability import reliability_of
+from tasks.hostile_messages import read_hostile_messages
+from tasks.reliability import Reliability, reliability_of
 from tasks.startup import EX_CONFIG, StartupError, check_before_start
 
 ABANDON_PATIENCE_SECONDS = 1.0
@@ -53,6 +56,7 @@ class ReliableConsumer(Consumer):  # type: ignore[misc]
     """Receives messages; whatever cannot become a task run is dead-lettered with a note."""
 
     never_started: Sequence[ReliableRequest] = ()
+    is_checked = False
 
     class Blueprint(Consumer.Blueprint):  # type: ignore[misc]
         """Without the step that makes the delay queues: deploy makes them, before the first publish."""
@@ -60,6 +64,10 @@ class ReliableConsumer(Consumer):  # type: ignore[misc]
         default_steps: ClassVar[list[str]] = [
             step for step in Consumer.Blueprint.default_steps if "delayed_delivery" not in step
         ]
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        read_hostile_messages()
+        super().__init__(*args, **options)
 
     def on_decode_error(self, message: Any, exc: BaseException) -> None:
         """Celery acks what it cannot decode, and it is gone."""
@@ -101,10 +109,11 @@ class ReliableConsumer(Consumer):  # type: ignore[misc]
         return on_task_received
 
     def update_strategies(self) -> None:
-        """Called on each connection, before the first message: at the first one, see that all is in place."""
-        if not self.restart_count:
+        """Called on each connection, before the first message: see once that all is in place."""
+        if not self.is_checked:
             try:
                 check_before_start(self.app, self.connection)
+                self.is_checked = True
             except StartupError as error:
                 log.critical("worker.refuses_to_start", reason=str(error))
                 raise WorkerShutdown(EX_CONFIG) from error
@@ -112,21 +121,23 @@ class ReliableConsumer(Consumer):  # type: ignore[misc]
 
     def on_connection_error_after_connected(self, exc: BaseException) -> None:
         """From 4.3 on a node name belongs to one worker; a second one of that name would try for ever."""
-        if isinstance(exc, ResourceLocked) and self.restart_count == 0:
+        if isinstance(exc, ResourceLocked) and not self.is_checked:
             log.critical("worker.refuses_to_start", reason=f"another worker is named {self.hostname}")
             raise WorkerShutdown(EX_CONFIG) from exc
         super().on_connection_error_after_connected(exc)
 
     def on_close(self) -> None:
         """Celery forgets here which messages no child has started: remember them for the shutdown."""
-        self.never_started = [request for request in state.reserved_requests if request not in state.active_requests]
+        limited = [request for bucket in self.task_buckets.values() if bucket for request, _ in bucket.contents]
+        waiting = {*state.reserved_requests, *state.scheduled_requests, *limited}
+        self.never_started = [request for request in waiting if request not in state.active_requests]
         super().on_close()
 
     def shutdown(self) -> None:
         """The pool has ended by now: give back what it never started."""
         try:
             if self.connection:
-                hand_back(self.app, self.connection, self.never_started)
+                hand_back(self.app, self.connection, {*self.never_started, *state.reserved_requests})
         except Exception as error:
             log.warning("worker.not_handed_back", error=repr(error))
         super().shutdown()
@@ -173,6 +184,8 @@ class ReliableRequest(Request):  # type: ignore[misc]
                     # Celery raises it again in the worker's main process and so ends the worker. The child has
                     # left its note, unless memory was too short for that as well.
                     self._give_up("out_of_memory", error, only_if_missing=True)
+                    if not self.acknowledged:
+                        self.acknowledge()
                     state.task_ready(self)
                     return None
                 case TimeLimitExceeded():
@@ -183,11 +196,25 @@ class ReliableRequest(Request):  # type: ignore[misc]
                     self._abandon_claim()
                 case Reject():
                     self.reject(requeue=error.requeue)
+                case Exception() if self.task.dead_letter and not isinstance(error, Ignore | Retry):
+                    # Where the task's own code was over, or had not begun, nothing has left word yet.
+                    self._note("failed", error, only_if_missing=True)
         returned = super().on_failure(exc_info, send_failed_event, return_ok)
-        if lost and self._is_last_delivery():
+        if lost and self._is_last_delivery() and not self._success_was_stored():
             # No Python is left to say so: fail the chord, call the errbacks.
             self.task.backend.mark_as_failure(self.id, error, request=self._context, store_result=self.store_errors)
         return returned
+
+    def maybe_expire(self) -> bool:
+        """Whether the message is past its time. Celery also bars its id for hours, a later replay included."""
+        return self.expires is not None and datetime.now(self.expires.tzinfo) > self.expires
+
+    def revoked(self) -> bool:
+        """A replay is a person's later word than the revoke of the same id."""
+        replayed = isinstance(self._request_dict.get(REPLAY_ID_HEADER), str)
+        if replayed and not self.expires and not self._already_revoked:
+            return False
+        return bool(super().revoked())
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         """Celery acks what is expired or revoked; here it becomes a dead letter."""
@@ -251,7 +278,7 @@ class ReliableRequest(Request):  # type: ignore[misc]
                 log.warning("claim.not_abandoned", task=self._type, key=key, error=str(error))
 
     @property
-    def _reliability(self) -> Any:
+    def _reliability(self) -> Reliability:
         return reliability_of(self._app)
 
 

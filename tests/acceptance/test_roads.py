@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import struct
 import uuid
 import zlib
 from collections.abc import Callable, Iterator
@@ -15,7 +16,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import httpx
 import pika
 import pytest
 import redis
@@ -81,6 +84,17 @@ class Roads:
         letter = eventually(get, seconds=seconds, what="a dead letter")
         assert letter is not None
         return letter
+
+    def raw_letter(self) -> bytes:
+        """The body of the next dead letter, whose headers this client could not read either."""
+        answer = eventually(self._get_over_http, seconds=20, what="a dead letter")
+        return bytes(answer[0]["payload"], "utf-8")
+
+    def _get_over_http(self) -> Any:
+        vhost = urlsplit(self.road.amqp_url).path[1:]
+        url = f"{self.road.management_url}/api/queues/{vhost}/dead-letters/get"
+        asked = {"count": 1, "ackmode": "ack_requeue_false", "encoding": "auto"}
+        return httpx.post(url, json=asked, timeout=20).json()
 
     def note(self, task_id: str, retries: int = 0) -> FailureNote:
         """The note that the worker left beside it."""
@@ -171,8 +185,10 @@ DEAD = {
     "PermanentFailure": Ending(args=("permanent",), note="permanent"),
     "TransientFailure, retries used up": Ending(args=("transient",), note="retries_exhausted", runs=2, retries=1),
     "named transient, retries used up": Ending(task="crm.end_transient", note="retries_exhausted", runs=2, retries=1),
-    "retry by hand to the limit": Ending(task="crm.retry_by_hand", note="permanent", runs=3, retries=2),
-    "Celery's retry with a limit of its own": Ending(task="crm.celery_retry", note="permanent", runs=2, retries=1),
+    "retry by hand to the limit": Ending(task="crm.retry_by_hand", note="retries_exhausted", runs=3, retries=2),
+    "Celery's retry with a limit of its own": Ending(
+        task="crm.celery_retry", note="retries_exhausted", runs=2, retries=1
+    ),
     "hard time limit": Ending(task="crm.hard_limit", note="time_limit"),
     "soft time limit": Ending(task="crm.soft_limit", note="soft_time_limit"),
     "hard time limit of the message": Ending(args=("sleep",), headers={"timelimit": [1, None]}, note="time_limit"),
@@ -257,6 +273,15 @@ MESSAGES: dict[str, tuple[bytes, dict[str, Any] | None, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+def _bomb() -> bytes:
+    return zlib.compress(b"[" + b" " * 100_000_000 + b"]")
+
+
+MESSAGES |= {
+    "a bomb": (_bomb(), task_headers("crm.echo", "m-30", compression="application/x-gzip"), {}),
+}
+
+
 @pytest.mark.parametrize("road", MESSAGES)
 def test_message_of_a_wrong_form_is_one_dead_letter(roads: Roads, road: str) -> None:
     """What is no task is in the DLQ byte for byte, and the worker goes on. (D2)"""
@@ -310,6 +335,10 @@ def _left_out_killed(roads: Roads) -> str:
     return roads.task("crm.low_risk", "sigkill")[0]
 
 
+def _left_out_of_memory(roads: Roads) -> str:
+    return roads.task("crm.low_risk", "memory_error")[0]
+
+
 def _left_out_over_its_limit(roads: Roads) -> str:
     return roads.task("crm.low_risk", "sleep")[0]
 
@@ -327,6 +356,7 @@ SETTLED: dict[str, Callable[[Roads], str]] = {
     "Ignore": _ignored,
     "low-risk task fails": _left_out,
     "low-risk task kills its worker": _left_out_killed,
+    "low-risk task out of memory": _left_out_of_memory,
     "low-risk task over its limit": _left_out_over_its_limit,
     "a result that cannot be serialised, and is not kept": _unserialisable,
 }
@@ -389,6 +419,28 @@ def assert_all_are_letters(roads: Roads) -> None:
     """Each of the malformed messages is in the DLQ, byte for byte."""
     bodies = sorted(roads.letter(seconds=30).body for _ in MESSAGES)
     assert bodies == sorted(body for body, _, _ in MESSAGES.values())
+
+
+class FarTimestamp(pika.BasicProperties):  # type: ignore[misc]
+    """Properties with a header that no client writes by accident but once: milliseconds where seconds belong."""
+
+    def encode(self) -> list[bytes]:
+        """Content type, encoding and headers, with one raw timestamp among them."""
+        pieces: list[bytes] = []
+        pika.data.encode_table(pieces, self.headers)
+        table = b"".join(pieces)[4:] + b"\x03dueT" + struct.pack(">Q", 1_700_000_000_000_000)
+        texts = [text.encode() for text in (self.content_type, self.content_encoding)]
+        shorts = b"".join(bytes([len(text)]) + text for text in texts)
+        return [struct.pack(">H", 0xE000), shorts, struct.pack(">I", len(table)), table]
+
+
+def test_header_that_ends_the_frame_reader_is_one_dead_letter(roads: Roads) -> None:
+    """A timestamp beyond the year 9999 ends neither the worker nor its connection. (D2)"""
+    headers = task_headers("crm.echo", "m-far")
+    roads.channel.basic_publish("work", "crm", b"[[], {}, {}]", FarTimestamp(headers=headers, **JSON))
+
+    assert roads.raw_letter() == b"[[], {}, {}]"
+    roads.goes_on()
 
 
 def test_messages_that_wait_before_the_worker_starts(

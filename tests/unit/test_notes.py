@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from broker_topology.errors import MalformedNoteError
-from broker_topology.notes import MAX_TRACEBACK_LENGTH, FailureNote, OutcomeNote, cut
+from broker_topology.notes import MAX_TRACEBACK_LENGTH, FailureNote, OutcomeNote, cut, failure_note_key
 
 NOW = datetime(2026, 11, 30, 12, 0, tzinfo=UTC)
 
@@ -60,3 +60,9 @@ def test_note_without_a_required_field_is_malformed() -> None:
     whole = json.loads(FailureNote(reason="r", error_type="t", error_message="m", failed_at=NOW).to_json())
     with pytest.raises(MalformedNoteError):
         FailureNote.from_json(json.dumps(whole | {"error_message": 5}))
+
+
+def test_key_of_a_note_is_text_that_redis_takes() -> None:
+    """A task id may be any text, lone surrogates included. (D2)"""
+    assert failure_note_key("m-\ud800", 0).encode()
+    assert failure_note_key("m-1", 2, "r-1") == "dead-letter-office:failure:m-1:2:r-1"
