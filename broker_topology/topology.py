@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -178,7 +178,13 @@ def parse_topology(text: str, *, vhost: str | None = None, name: str = "definiti
     definitions = parse_definitions(text, name=name)
     chosen = _choose_vhost(definitions, vhost, name)
     topology, problems = topology_of(definitions, chosen)
-    problems += undeclared_ends(topology, exported=is_export(definitions))
+    loose = undeclared_ends(topology)
+    if is_export(definitions):
+        doomed = {problem.index for problem in loose}
+        kept = (binding for index, binding in enumerate(topology.bindings) if index not in doomed)
+        topology = replace(topology, bindings=tuple(kept))
+    else:
+        problems += loose
     if problems:
         raise TopologyError(f"{name}: {problems[0]}")
     return topology
@@ -216,22 +222,24 @@ def vhosts_of(definitions: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def is_export(definitions: Mapping[str, Any]) -> bool:
-    """Whether a broker wrote these definitions: it leaves out exclusive queues, but not their bindings."""
+    """Whether a broker wrote these definitions.
+
+    It leaves out exclusive queues and, from 4.3 on, internal exchanges, but not their bindings.
+    """
     return isinstance(definitions.get("rabbitmq_version", definitions.get("rabbit_version")), str)
 
 
-def undeclared_ends(topology: Topology, *, exported: bool = False) -> list[Problem]:
+def undeclared_ends(topology: Topology) -> list[Problem]:
     """Bindings between objects that are not declared: 3.10 would ignore them silently."""
     exchanges = {exchange.name for exchange in topology.exchanges}
     queues = {queue.name for queue in topology.queues}
     problems = []
     for index, binding in enumerate(topology.bindings):
-        to_queue = binding.destination_type == "queue"
-        known = binding.destination in (queues if to_queue else exchanges)
-        if not known and not binding.destination.startswith("amq.") and not (exported and to_queue):
+        known = binding.destination in (queues if binding.destination_type == "queue" else exchanges)
+        if not known and not binding.destination.startswith("amq."):
             text = f"leads to {binding.destination_type} {binding.destination!r}, which is not declared"
             problems.append(Problem(section="bindings", index=index, text=text))
-        if binding.source not in exchanges and not binding.source.startswith("amq."):
+        elif binding.source not in exchanges and not binding.source.startswith("amq."):
             text = f"starts at exchange {binding.source!r}, which is not declared"
             problems.append(Problem(section="bindings", index=index, text=text))
     return problems

@@ -20,8 +20,19 @@ def _malformed(subject: Subject) -> Iterator[Hit]:
 
 
 def _binding_undeclared(subject: Subject) -> Iterator[Hit]:
-    problems = undeclared_ends(subject.topology, exported=is_export(subject.definitions))
-    for problem in problems:
+    if not is_export(subject.definitions):
+        yield from _loose_bindings(subject)
+
+
+def _export_leaves_out(subject: Subject) -> Iterator[Hit]:
+    if is_export(subject.definitions) and subject.live is None:
+        for hit in _loose_bindings(subject):
+            why = "a broker leaves exclusive queues and, from 4.3 on, internal exchanges out of an export"
+            yield Hit(object=hit.object, message=f"{hit.message}: {why}")
+
+
+def _loose_bindings(subject: Subject) -> Iterator[Hit]:
+    for problem in undeclared_ends(subject.topology):
         binding = subject.topology.bindings[problem.index]
         yield Hit(object=f"binding {binding.source} -> {binding.destination}", message=problem.text)
 
@@ -140,6 +151,14 @@ RULES = (
         reference=_DEFINITIONS,
         check=_binding_undeclared,
         refused=True,
+    ),
+    Rule(
+        id="export-leaves-out",
+        severity=Severity.NOTE,
+        title="A binding of an export leads to something that the export leaves out",
+        why="What is missing is not made by an import or a deploy, and the binding is left out with it.",
+        reference=_DEFINITIONS,
+        check=_export_leaves_out,
     ),
     Rule(
         id="declared-twice",

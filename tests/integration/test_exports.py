@@ -120,7 +120,8 @@ def test_an_export_can_be_linted(export: tuple[Path, Broker]) -> None:
     assert report["versions"] == [".".join(version.split(".")[:2])]
     found = {(finding["rule"], finding["vhost"], finding["object"]) for finding in report["findings"]}
     assert ("work-queue-without-dlx", "shop", "queue celery") in found
-    assert not any("pidbox" in label or "celeryev" in label for _, _, label in found)
+    blamed = {label for rule, _, label in found if rule != "export-leaves-out"}
+    assert not any("pidbox" in label or "celeryev" in label for label in blamed)
     assert not {"malformed-entry", "binding-undeclared", "field-missing"} & {rule for rule, _, _ in found}
     assert all(finding["line"] for finding in report["findings"])
 
@@ -133,7 +134,7 @@ def test_a_running_broker_can_be_linted(export: tuple[Path, Broker]) -> None:
         run("lint", "--live", "--url", url, "--management-url", broker.server.management_url, "--json").stdout
     )
     exported = json.loads(run("lint", str(file), "--json").stdout)
-    of_file = {"single-copy-quorum", "transient-queue"}
+    of_file = {"single-copy-quorum", "transient-queue", "export-leaves-out"}
     found = {(f["rule"], f["object"]) for f in live["findings"] if f["rule"] not in of_file}
     expected = {(f["rule"], f["object"]) for f in exported["findings"] if f["vhost"] == "shop"}
     assert found == {pair for pair in expected if pair[0] not in of_file}
@@ -172,8 +173,9 @@ def test_an_export_of_one_virtual_host_can_be_deployed_to_another(
     assert deployed.exit_code == 0, deployed.output
     assert "created queue celery" in deployed.output
     assert run("plan", str(file), *address).output.endswith("nothing to change\n")
-    shown = target.api("GET", "/exchanges/{vhost}/internal").json()
-    assert (shown["internal"], shown["type"]) == (True, "headers")
+    if "internal" in {exchange["name"] for exchange in exported["exchanges"]}:  # not from 4.3 on
+        shown = target.api("GET", "/exchanges/{vhost}/internal").json()
+        assert (shown["internal"], shown["type"]) == (True, "headers")
 
 
 def test_an_edit_keeps_every_key(export: tuple[Path, Broker], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from broker_topology.__main__ import main
 from broker_topology.deploy import deploy, plan
 from broker_topology.plan import Action
-from broker_topology.topology import Binding, Policy, Queue, Topology, read_topology
+from broker_topology.topology import Binding, Exchange, Policy, Queue, Topology, read_topology
 from sandbox.processes import eventually
 from tests.conftest import DEFINITIONS, VirtualHost
 
@@ -235,6 +235,25 @@ def replace_name(vhost: VirtualHost, name: str, quote: Any) -> VirtualHost:
     everything = {"configure": ".*", "write": ".*", "read": ".*"}
     odd.api("PUT", "/permissions/{vhost}/guest", everything).raise_for_status()
     return odd
+
+
+def test_internal_and_headers_exchanges_are_deployed(vhost: VirtualHost) -> None:
+    """What kombu cannot declare, an internal exchange, is deployed, and the plan is empty then (D3)."""
+    inner = Exchange(name="inner", type="headers", internal=True)
+    match = {"x-match": "any", "kind": "a", "size": 3}
+    topology = Topology(
+        vhost="/",
+        exchanges=(Exchange(name="outer", type="topic"), inner),
+        queues=(Queue(name="q", arguments=QUORUM),),
+        bindings=(
+            Binding(source="outer", destination="inner", destination_type="exchange", routing_key="#"),
+            Binding(source="inner", destination="q", destination_type="queue", arguments=match),
+            Binding(source="amq.topic", destination="q", destination_type="queue", routing_key="a"),
+        ),
+    )
+    deploy(topology, vhost.url, management_url=vhost.management_url)
+    assert vhost.api("GET", "/exchanges/{vhost}/inner").json()["internal"] is True
+    assert changes(topology, vhost) == []
 
 
 def many(count: int) -> Topology:

@@ -190,6 +190,11 @@ BROKEN: list[tuple[str, str, Edit]] = [
     ("malformed-entry", "policies[0]", entry("policies", 0, priority=1.5)),
     ("binding-undeclared", "binding work -> paymens", entry("bindings", 0, destination="paymens")),
     ("binding-undeclared", "binding wrk -> payments", entry("bindings", 0, source="wrk")),
+    (
+        "export-leaves-out",
+        "binding work -> paymens",
+        both(entry("bindings", 0, destination="paymens"), lambda d: d.update(rabbitmq_version="4.3.6")),
+    ),
     ("declared-twice", "queue payments", lambda d: d["queues"].append(queue("payments"))),
     ("quorum-property", "queue payments", entry("queues", PAYMENTS, durable=False)),
     ("quorum-property", "queue payments", entry("queues", PAYMENTS, exclusive=True)),
