@@ -30,6 +30,8 @@ def broker_options(function: F) -> F:
             "--management-url",
             envvar="MANAGEMENT_URL",
             metavar="URL",
+            # An empty variable, as compose files make them, is one that is not set.
+            callback=lambda _context, _option, value: value or None,
             help="The management API; by default port 15672 (15671 with TLS) beside the broker.",
         ),
         click.option("--ca-file", envvar="AMQP_CA_FILE", metavar="PEM", help="A private certificate authority."),
