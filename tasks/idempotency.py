@@ -15,6 +15,7 @@ import structlog
 from broker_topology.message import key_problem
 from tasks.claim import (
     Acquired,
+    Began,
     Busy,
     Claims,
     Conflict,
@@ -112,6 +113,7 @@ class Guard:
         self._claims, self._policy = claims, policy
         self._args, self._kwargs = tuple(args), dict(kwargs or {})
         self._age_seconds, self._settlement = age_seconds, settlement
+        self._asked_at = 0.0
         self._execution = Execution(
             task_name=task_name,
             key=key,
@@ -127,31 +129,42 @@ class Guard:
         try:
             if settlement and settlement.result_json is not None:
                 return self._record(settlement.result_json)
-            return self._begin(settlement.attempt if settlement else None)
+            answer = self._ask(settlement.attempt if settlement else None)
         except RedisUnavailableError as error:
-            log.warning("claim.redis_away", task=self._execution.task_name, error=str(error))
-            if self._policy.redis_down is RedisDown.LEDGER:
+            known_as_done = settlement is not None and settlement.result_json is not None
+            if self._policy.redis_down is RedisDown.LEDGER and not known_as_done:
+                log.warning("claim.unguarded", task=self._execution.task_name, error=str(error))
                 return Run(claim=UnguardedClaim(self._claims, self._execution, self._policy.max_result_bytes))
-            return ComeBack(after_seconds=REDIS_AWAY_PAUSE_SECONDS, why="redis_away")
+            return self._come_back(error)
+        if not isinstance(answer, InDoubt):
+            return self._verdict(answer)
+        try:
+            return self._settle(answer)
+        except RedisUnavailableError as error:
+            return self._come_back(error)
 
-    def _begin(self, permitted_attempt: int | None, *, asked: bool = False) -> Verdict:
-        execution, policy = self._execution, self._policy
+    def _ask(self, permitted_attempt: int | None) -> Began:
+        policy = self._policy
         # The deadline counts from before the question: Redis starts the lease somewhere in between.
-        asked_at = time.monotonic()
-        answer = self._claims.begin(
-            execution,
+        self._asked_at = time.monotonic()
+        return self._claims.begin(
+            self._execution,
             if_interrupted=IfInterrupted(policy.if_interrupted),
             may_be_forgotten=self._age_seconds is not None and self._age_seconds > policy.retention_seconds,
             permitted_attempt=permitted_attempt,
             patience_seconds=min(BEGIN_PATIENCE_SECONDS, policy.lease_seconds / 3),
         )
+
+    def _verdict(self, answer: Began) -> Verdict:
+        policy = self._policy
         match answer:
             case Acquired():
+                deadline = self._asked_at + policy.lease_seconds
                 claim = LeasedClaim(
                     self._claims,
-                    execution,
+                    self._execution,
                     answer,
-                    deadline=asked_at + policy.lease_seconds,
+                    deadline=deadline,
                     max_result_bytes=policy.max_result_bytes,
                 )
                 return Run(claim=claim)
@@ -162,36 +175,42 @@ class Guard:
             case PayloadMismatch(stored=stored, given=given):
                 return Refuse(error=self._mismatch(stored, given))
             case InDoubt():
-                return self._settle(answer, asked=asked)
+                return Refuse(error=self._in_doubt(answer))
 
-    def _settle(self, doubt: InDoubt, *, asked: bool) -> Verdict:
+    def _come_back(self, error: RedisUnavailableError) -> ComeBack:
+        log.warning("claim.redis_away", task=self._execution.task_name, error=str(error))
+        return ComeBack(after_seconds=REDIS_AWAY_PAUSE_SECONDS, why="redis_away")
+
+    def _settle(self, doubt: InDoubt) -> Verdict:
         """Ask the provider where the policy knows how; a doubt that stays is a person's."""
-        execution, reconcile = self._execution, self._policy.reconcile
-        outcome: Reconciled = Unknown()
-        if reconcile is not None and not asked:
-            outcome = reconcile(
-                Doubt(
-                    task_name=execution.task_name,
-                    key=execution.key,
-                    args=self._args,
-                    kwargs=self._kwargs,
-                    attempt=doubt.attempt,
-                    steps={name: restore(result) for name, result in doubt.steps.items()},
-                )
-            )
-            log.info("claim.reconciled", task=execution.task_name, key=execution.key, outcome=type(outcome).__name__)
-        match outcome:
+        match self._reconciled(doubt):
             case Happened(result=result):
                 return self._record(keep(result, self._policy.max_result_bytes).json)
-            case Unknown():
-                return Refuse(error=self._in_doubt(doubt))
             case DidNotHappen():
                 # Only this attempt was asked about: a doubt that another run left since is another doubt.
-                return self._begin(doubt.attempt, asked=True)
+                return self._verdict(self._ask(doubt.attempt))
+            case Unknown():
+                return self._verdict(doubt)
+
+    def _reconciled(self, doubt: InDoubt) -> Reconciled:
+        execution, reconcile = self._execution, self._policy.reconcile
+        if reconcile is None:
+            return Unknown()
+        outcome = reconcile(
+            Doubt(
+                task_name=execution.task_name,
+                key=execution.key,
+                args=self._args,
+                kwargs=self._kwargs,
+                attempt=doubt.attempt,
+                steps={name: restore(result) for name, result in doubt.steps.items()},
+            )
+        )
+        log.info("claim.reconciled", task=execution.task_name, key=execution.key, outcome=type(outcome).__name__)
+        return outcome
 
     def _record(self, result_json: str) -> Verdict:
         """Put on record what is known to have happened, and answer with what stands."""
-
         answer = self._claims.complete(self._execution, result_json)
         standing = answer.result_json if isinstance(answer, Conflict) else result_json
         return AlreadyDone(result=restore(standing))

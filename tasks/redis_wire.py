@@ -61,6 +61,9 @@ class RedisWire:
         try:
             connection.send_packed_command((command,), check_health=False)
             reply = connection.read_response()
+        except redis.exceptions.ReadOnlyError:
+            connection.disconnect()  # a failover made a replica of it: ask anew where the master is
+            raise
         except redis.exceptions.ResponseError:
             self._idle.append(connection)
             raise

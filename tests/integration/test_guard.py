@@ -212,6 +212,30 @@ def test_with_redis_away_a_task_with_a_ledger_may_run(nowhere: Store) -> None:
         assert claim.complete("paid") == "paid"
 
 
+def test_with_redis_away_nothing_runs_that_is_known_to_be_done(nowhere: Store) -> None:
+    """A message that carries its result waits until it can be recorded, ledger or not (I4, I8)."""
+    verdict = deliver(nowhere, lease_seconds=3, redis_down="ledger", settlement=Settlement(result_json='"paid"'))
+    assert isinstance(verdict, ComeBack)
+
+
+@pytest.mark.parametrize("outcome", [Happened(result="paid"), DidNotHappen()])
+def test_redis_that_goes_away_while_the_provider_is_asked_lets_nothing_run(
+    own_redis: PrivateRedis, outcome: Happened | DidNotHappen
+) -> None:
+    """What was in doubt a moment ago is no case for the ledger (I8, I9)."""
+    store = Store(claims=connect_claims(own_redis.url), clients=[])
+    interrupt(store, lease_seconds=3, if_interrupted="park")
+
+    def reconcile(_: Doubt) -> Happened | DidNotHappen:
+        own_redis.kill()
+        return outcome
+
+    verdict = deliver(store, lease_seconds=3, if_interrupted="park", redis_down="ledger", reconcile=reconcile)
+    assert isinstance(verdict, ComeBack)
+    assert verdict.why == "redis_away"
+    store.close()
+
+
 def test_an_abandon_with_redis_away_is_left_to_the_lease(own_redis: PrivateRedis) -> None:
     """A failing run fails with its own error, not with Redis' (I5)."""
     store = Store(claims=connect_claims(own_redis.url), clients=[redis.Redis.from_url(own_redis.url)])
