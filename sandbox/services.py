@@ -120,7 +120,10 @@ class _Call(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
-        body = json.loads(self.rfile.read(length) or b"{}")
+        received = self.rfile.read(length)
+        if len(received) < length:
+            return None  # the caller died while it spoke: no call was made
+        body = json.loads(received or b"{}")
         service, _, rest = self.path.strip("/").partition("/")
         if service == "control":
             self.server.faults[body["service"]] = body
@@ -131,16 +134,14 @@ class _Call(BaseHTTPRequestHandler):
         self.server.in_progress[service] -= 1
         status = fault.get("status") or self._normal_status(service, rest)
         key = self.headers.get("Idempotency-Key")
-        entry = {
-            "service": service,
-            "path": rest,
-            "key": key,
-            "status": status,
-            "at": time.time(),
-            "body": body,
-        }
+        made = uuid.uuid4().hex
+        entry = {"service": service, "path": rest, "key": key, "status": status, "at": time.time(), "body": body}
         self.server.record(entry)
-        return self._answer(status, {"id": uuid.uuid4().hex} if status < 400 else {"error": status})
+        if status >= 400:
+            return self._answer(status, {"error": status})
+        if service == "payments" and key:
+            self.server.charges[key] = made
+        return self._answer(status, {"id": made})
 
     @staticmethod
     def _normal_status(service: str, rest: str) -> int:

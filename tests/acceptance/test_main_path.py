@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pika
+import sqlalchemy
 
 from sandbox.processes import eventually
 from sandbox.road import Road
@@ -116,3 +118,28 @@ def test_message_without_a_route_becomes_a_row(road: Road) -> None:
 
     [letter] = eventually(road.letters, what="the dead letter")
     assert (letter["reason"], letter["exchange"], letter["routing_key"]) == ("unroutable", "work", "paymnets")
+
+
+def test_interrupted_charge_is_asked_for_and_booked(road: Road) -> None:
+    """Killed between the provider's charge and our marker: asked by its key, charged and booked once. (I2, I8)"""
+    road.services.answer("payments", delay_seconds=2)
+    worker = road.worker()
+    road.publisher.send_task("payments.charge_customer", args=("order-1", 100), idempotency_key="k-1")
+    eventually(lambda: road.services.in_progress("payments") == 1)
+    worker.kill()
+    eventually(lambda: road.services.charges("k-1") == [1])
+    road.services.answer("payments")
+    road.worker()
+    rows = eventually(lambda: charges(road), seconds=100, every=1, what="the charge to be booked")
+    assert rows == [("k-1", "order-1", 100)]
+    assert road.services.charges("k-1") == [1]
+
+
+def charges(road: Road) -> list[tuple[Any, ...]]:
+    """The rows that the example task has booked."""
+    engine = sqlalchemy.create_engine(road.database_url)
+    with engine.connect() as connection:
+        found = connection.execute(sqlalchemy.text("SELECT idempotency_key, order_id, amount_cents FROM charges"))
+        rows = [tuple(row) for row in found]
+    engine.dispose()
+    return rows
