@@ -10,7 +10,6 @@ import os
 import signal
 import time
 from dataclasses import replace
-from enum import StrEnum
 from typing import Any
 
 import redis
@@ -18,6 +17,7 @@ from celery import shared_task
 from celery.signals import worker_init
 
 from broker_topology.message import IDEMPOTENCY_KEY_HEADER
+from sandbox.faults import Fault
 from tasks import Idempotency, ReliableTask, TransientFailure
 from tasks.outside import call
 from tasks.reliability import reliability_of
@@ -26,17 +26,6 @@ from tasks.worker import ReliableRequest
 
 LEASE_SECONDS = 1.5
 STOPPING_SECONDS = 0.3
-
-
-class Fault(StrEnum):
-    """What happens at the point."""
-
-    CHILD_KILLED = "child_killed"
-    """The process that runs the task is killed; without children it is the worker."""
-    WORKER_KILLED = "worker_killed"
-    """The worker is killed with all its processes."""
-    STOPPED = "stopped"
-    """The worker with all its processes stands still, until somebody sends SIGCONT to ``stopped:KEY``."""
 
 
 def plans() -> redis.Redis:

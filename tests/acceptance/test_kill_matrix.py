@@ -18,7 +18,7 @@ from functools import partial
 import pytest
 import redis
 
-from sandbox.kill_tasks import Fault
+from sandbox.faults import Fault
 from sandbox.processes import NotReadyError, Process, eventually
 from sandbox.road import Road
 from tasks.testing import Point
