@@ -53,7 +53,7 @@ def example(key: str, feature: Feature) -> object:
 def test_the_broker_knows_the_policy_keys_of_its_version(vhost: VirtualHost, version: Version, key: str) -> None:
     """A policy key is taken by exactly the versions that the table names (D3)."""
     feature = POLICY_KEYS[key]
-    definition = {key: example(key, feature)} | COMPANIONS.get(key, {})
+    definition = {key: example(key, feature), **COMPANIONS.get(key, {})}
     policy = {"pattern": "^x$", "definition": definition, "apply-to": "all", "priority": 1}
     answer = vhost.api("PUT", "/policies/{vhost}/probe", policy)
     assert answer.is_success == feature.known_to(version), answer.text
