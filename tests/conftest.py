@@ -86,9 +86,7 @@ def postgresql_server(servers_folder: Path) -> Iterator[servers.Server]:
 @pytest.fixture
 def own_rabbitmq(servers_folder: Path) -> Iterator[servers.PrivateRabbitMQ]:
     """A broker of the test's own, to stop and to kill."""
-    for server in _served(
-        lambda folder: servers.PrivateRabbitMQ(folder / uuid.uuid4().hex[:8]), servers_folder
-    ):
+    for server in _served(lambda folder: servers.PrivateRabbitMQ(folder / uuid.uuid4().hex[:8]), servers_folder):
         assert isinstance(server, servers.PrivateRabbitMQ)
         yield server
 
@@ -104,9 +102,7 @@ def own_redis(servers_folder: Path) -> Iterator[servers.PrivateRedis]:
 @pytest.fixture
 def own_postgresql(servers_folder: Path) -> Iterator[servers.PrivatePostgreSQL]:
     """A PostgreSQL of the test's own, to stop and to kill."""
-    for server in _served(
-        lambda folder: servers.PrivatePostgreSQL(folder / uuid.uuid4().hex[:8]), servers_folder
-    ):
+    for server in _served(lambda folder: servers.PrivatePostgreSQL(folder / uuid.uuid4().hex[:8]), servers_folder):
         assert isinstance(server, servers.PrivatePostgreSQL)
         yield server
 
@@ -114,9 +110,7 @@ def own_postgresql(servers_folder: Path) -> Iterator[servers.PrivatePostgreSQL]:
 def new_vhost(server: servers.Server) -> VirtualHost:
     """Make an empty virtual host on a broker."""
     name = f"test-{uuid.uuid4().hex[:12]}"
-    vhost = VirtualHost(
-        name=name, url=servers.vhost_url(server, name), management_url=servers.management_url(server)
-    )
+    vhost = VirtualHost(name=name, url=servers.vhost_url(server, name), management_url=servers.management_url(server))
     vhost.api("PUT", "/vhosts/{vhost}").raise_for_status()
     vhost.api(
         "PUT", "/permissions/{vhost}/guest", {"configure": ".*", "write": ".*", "read": ".*"}

@@ -49,8 +49,8 @@ def _dead_letter_cycle(subject: Subject) -> Iterator[Hit]:
             names = " -> ".join(queue.name for queue in (*cycle, cycle[0]))
             yield Hit(
                 object=f"queue {cycle[0].name}",
-                message=f"dead letters can go round {names} without a reject in between, and on the second round "
-                "the broker drops them; give one of these queues another dead-letter exchange",
+                message=f"dead letters can come back by {names} without a reject on their way, and then the broker "
+                "drops them; give one of these queues another dead-letter exchange",
             )
 
 
@@ -190,7 +190,7 @@ RULES = (
         id="dead-letter-cycle",
         severity=Severity.ERROR,
         title="Dead letters can go round a cycle without a reject",
-        why="The broker drops a message that comes to the same queue twice without a reject in the whole cycle.",
+        why="The broker drops a message that expiry, length or delivery limit alone bring back to a queue it was in.",
         reference=f"{_DLX}#routing",
         check=_dead_letter_cycle,
     ),

@@ -190,3 +190,21 @@ def test_the_dead_letter_exchange_of_the_argument_wins(bench: Bench, queue_type:
     bench.channel.basic_reject(method.delivery_tag, requeue=False)
     eventually(lambda: bench.channel.queue_declare("by-argument", passive=True).method.message_count == 1, seconds=10)
     assert bench.channel.queue_declare("by-policy", passive=True).method.message_count == 0
+
+
+@pytest.mark.parametrize(("how", "comes_back"), [("rejected", True), ("returned too often", False)])
+def test_a_cycle_of_dead_letters_without_a_reject_loses_the_message(bench: Bench, how: str, comes_back: bool) -> None:
+    """In a retry loop, what is rejected comes back, and what exceeds the delivery limit is gone: as lint says (D3)."""
+    loop = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "wait", "x-delivery-limit": 1}
+    back = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "probe", "x-message-ttl": 200}
+    bench.queue(QUORUM | loop)
+    bench.channel.queue_declare("wait", durable=True, arguments=QUORUM | back)
+    bench.publish()
+    if how == "rejected":
+        bench.channel.basic_reject(bench.get()[0].delivery_tag, requeue=False)
+    else:
+        for _ in range(2):
+            bench.channel.basic_reject(bench.get()[0].delivery_tag, requeue=True)
+    eventually(lambda: bench.channel.queue_declare("wait", passive=True).method.message_count == 1, seconds=5)
+    eventually(lambda: bench.channel.queue_declare("wait", passive=True).method.message_count == 0, seconds=5)
+    assert (bench.get()[0] is not None) == comes_back

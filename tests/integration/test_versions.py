@@ -25,7 +25,7 @@ SPECIAL = {
     "quorum-initial-group-size": 1,
     "quorum-target-group-size": 1,
 }
-COMPANIONS = {
+COMPANIONS: dict[str, dict[str, object]] = {
     "delayed-retry-type": {"delayed-retry-min": 1000},
     "ha-params": {"ha-mode": "exactly", "ha-params": 1},
     "ha-sync-mode": {"ha-mode": "all"},
