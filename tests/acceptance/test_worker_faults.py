@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import uuid
 from collections.abc import Iterator
@@ -171,11 +172,15 @@ def test_consumer_timeout(servers_folder: Path, redis_url: str, services: Outsid
         broker.stop()
 
 
-def test_second_worker_of_the_same_name(road: Road, counter: redis.Redis) -> None:
-    """Two workers of one node name: on 4.3 the second ends, and the first goes on working."""
+def test_second_worker_of_the_same_name(road: Road, deployed: VirtualHost, counter: redis.Redis) -> None:
+    """Two workers of one node name: on 4.3 the second refuses to start, and the first goes on working."""
     first = road.worker("--hostname=twin@localhost")
     second = road.start("twin", ["celery", "-A", "tasks", "worker", "--hostname=twin@localhost", "--loglevel=INFO"])
     eventually(lambda: second.exit_code is not None or " ready." in second.output(), seconds=40)
+    version = deployed.api("GET", "/overview").json()["rabbitmq_version"]
+    if version.startswith("4.3"):
+        assert second.exit_code == os.EX_CONFIG
+        assert "another worker is named twin@localhost" in second.output()
     task_id = send(road, "crm.echo")
     eventually(lambda: counter.get(f"runs:{task_id}") == "1")
     assert first.exit_code is None
