@@ -194,7 +194,7 @@ def test_the_dead_letter_exchange_of_the_argument_wins(bench: Bench, queue_type:
 
 @pytest.mark.parametrize(("how", "comes_back"), [("rejected", True), ("returned too often", False)])
 def test_a_cycle_of_dead_letters_without_a_reject_loses_the_message(bench: Bench, how: str, comes_back: bool) -> None:
-    """In a retry loop, what is rejected comes back, and what exceeds the delivery limit is gone: as lint says (D3)."""
+    """In a retry loop, what is rejected comes back; what exceeds the limit is gone, as lint says (D3)."""
     loop = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "wait", "x-delivery-limit": 1}
     back = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "probe", "x-message-ttl": 200}
     bench.queue(QUORUM | loop)
