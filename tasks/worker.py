@@ -56,7 +56,7 @@ class ReliableConsumer(Consumer):  # type: ignore[misc]
     """Receives messages; whatever cannot become a task run is dead-lettered with a note."""
 
     never_started: Sequence[ReliableRequest] = ()
-    is_checked = False
+    is_checked = was_ready = False
 
     class Blueprint(Consumer.Blueprint):  # type: ignore[misc]
         """Without the step that makes the delay queues: deploy makes them, before the first publish."""
@@ -121,10 +121,15 @@ class ReliableConsumer(Consumer):  # type: ignore[misc]
 
     def on_connection_error_after_connected(self, exc: BaseException) -> None:
         """From 4.3 on a node name belongs to one worker; a second one of that name would try for ever."""
-        if isinstance(exc, ResourceLocked) and not self.is_checked:
+        if isinstance(exc, ResourceLocked) and not self.was_ready:
             log.critical("worker.refuses_to_start", reason=f"another worker is named {self.hostname}")
             raise WorkerShutdown(EX_CONFIG) from exc
         super().on_connection_error_after_connected(exc)
+
+    def on_ready(self) -> None:
+        """Celery calls this when the first message may come."""
+        self.was_ready = True
+        super().on_ready()
 
     def on_close(self) -> None:
         """Celery forgets here which messages no child has started: remember them for the shutdown."""
