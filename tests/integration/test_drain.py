@@ -82,6 +82,7 @@ def test_an_unroutable_message_is_stored_as_such(deployed: VirtualHost, engine: 
     assert depth(deployed.url, UNROUTABLE_QUEUE) == 0
 
 
+@pytest.mark.soak  # a figure: it needs a quiet machine
 def test_a_letter_on_a_quiet_queue_is_stored_at_once(deployed: VirtualHost, engine: sa.Engine) -> None:
     """From the confirm to the row it takes less than 200 ms, the median of five (D1)."""
     took = []

@@ -193,6 +193,7 @@ def test_a_broker_that_restarts_loses_and_doubles_nothing(
     engine.dispose()
 
 
+@pytest.mark.soak  # a figure: it needs a quiet machine
 def test_large_letters_do_not_fill_the_memory(
     deployed: VirtualHost, engine: sa.Engine, start_drain: StartDrain
 ) -> None:
@@ -209,6 +210,7 @@ def test_large_letters_do_not_fill_the_memory(
     assert peak < 200_000, f"{peak // 1000} MB"
 
 
+@pytest.mark.soak  # a figure: it needs a quiet machine
 def test_an_idle_drain_costs_nothing(deployed: VirtualHost, engine: sa.Engine, start_drain: StartDrain) -> None:
     """Ten seconds without letters take less than 1% of a processor (D1)."""
     port = free_port()

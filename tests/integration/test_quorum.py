@@ -59,6 +59,7 @@ def test_one_dead_server_of_three_changes_nothing(trio: Trio, quorum: Store) -> 
         trio[number].start()
 
 
+@pytest.mark.soak  # a figure: it needs a quiet machine
 def test_a_server_that_hangs_slows_nothing_down(trio: Trio) -> None:
     """A hundred runs beside a server that never answers take no longer than its patience for one (I7)."""
     with Proxy(trio[2].port) as proxy:
