@@ -6,6 +6,7 @@ import json
 import time
 from datetime import UTC, datetime, timedelta
 
+import pytest
 import redis
 import sqlalchemy as sa
 
