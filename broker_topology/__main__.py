@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import click
@@ -35,6 +36,9 @@ class _Commands(click.Group):
 @click.version_option(package_name="dead-letter-office")
 def main() -> None:
     """Make, check, deploy and prove the topology of a RabbitMQ broker from a definitions file."""
+    if not logging.getLogger().handlers:
+        # What drivers log is told by our own sentences; without a handler Python prints it beside them.
+        logging.getLogger().addHandler(logging.NullHandler())
 
 
 for command in (

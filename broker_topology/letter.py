@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +16,5 @@ class Letter:
     """The content header, as bytes."""
 
 
-class Readdress(Protocol):
-    """What becomes of a message's address and properties."""
-
-    def __call__(self, letter: Letter) -> Letter:
-        """The letter as it is sent on."""
+Readdress = Callable[[Letter], Letter]
+"""What becomes of a message's address and properties."""

@@ -162,8 +162,12 @@ class _Mover:
         self._fail(MoveRefusedError(f"queue {self._source} was deleted meanwhile"))
 
     def _channel_closed(self, _channel: Any, reason: BaseException) -> None:
-        if self.error is None and not self._done:
+        if self.error is not None or self._done:
+            return
+        if isinstance(reason, pika.exceptions.ChannelClosedByBroker):
             self._fail(MoveRefusedError(f"queue {self._source}: {said(reason)}"))
+        else:
+            self._fail(BrokerUnavailableError(f"the connection to the broker was lost: {said(reason)}"))
 
     def _tick(self) -> None:
         if self.error is not None:

@@ -367,7 +367,7 @@ def test_properties_survive_byte_for_byte(old: Old) -> None:
             short(b"nothing") + b"V",
         ]
     )
-    removed = short(b"x-delivery-count") + b"l" + struct.pack(">q", 3)
+    removed = short(b"x-first-death-queue") + b"S" + struct.pack(">I", 3) + b"old"
     kept = struct.pack(">I", len(table)) + table
     with_history = struct.pack(">I", len(table + removed)) + table + removed
     # content type, headers, delivery mode, priority, expiration, message id, timestamp
