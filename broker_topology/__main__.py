@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from importlib.metadata import entry_points
 from typing import Any
 
 import click
@@ -17,6 +18,10 @@ class _Failure(click.ClickException):
     exit_code = 2
 
 
+JOINED_GROUP = "broker_topology.commands"
+"""Entry points of commands that live where more is known, such as ``doctor`` in the wing that knows Celery."""
+
+
 class _Commands(click.Group):
     """A group whose commands end with one sentence where they fail, and are listed as they are used."""
 
@@ -28,8 +33,14 @@ class _Commands(click.Group):
             raise _Failure(str(error)) from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002, click's signature
-        """The commands in the order in which a file comes to a broker."""
-        return list(self.commands)
+        """The commands in the order in which a file comes to a broker, then those that joined."""
+        return [*self.commands, *(joined.name for joined in entry_points(group=JOINED_GROUP))]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """One of our own, or one that joined, loaded when it is asked for."""
+        own = super().get_command(ctx, cmd_name)
+        joined = None if own else next(iter(entry_points(group=JOINED_GROUP, name=cmd_name)), None)
+        return joined.load() if joined else own
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
