@@ -89,9 +89,10 @@ def renew(
         record = Record(state="running", token=token, payload=payload, fence=fence, attempt=attempt)
     if step and record.state != "done" and step[0] not in dict(record.steps):
         record = record._replace(steps=tuple(sorted((*record.steps, step))))
-    if record.state != "running" or record.token != token:
+    if record.state not in ("running", "in_doubt") or record.token != token:
         return ("lost",), record
-    return ("held",), record._replace(lapsed=False, payload=payload, fence=max(record.fence, fence), attempt=attempt)
+    renewed = record._replace(state="running", lapsed=False, payload=payload, attempt=attempt)
+    return ("held",), renewed._replace(fence=max(record.fence, fence))
 
 
 def complete(
