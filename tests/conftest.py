@@ -41,6 +41,13 @@ class VirtualHost:
         return httpx.request(method, url, json=json, timeout=20)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what touches a broker, so that it can be run again on each version of it: ``-m broker``."""
+    for item in items:
+        if {"rabbitmq_server", "own_rabbitmq"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.broker)
+
+
 @pytest.fixture(scope="session")
 def servers_folder() -> Iterator[Path]:
     """Where private servers keep their data: in /tmp, which a broker in a Debian tree of its own shares."""

@@ -22,7 +22,7 @@ def claims(road: Road) -> Iterator[RedisClaims]:
     claims.close()
 
 
-@pytest.mark.parametrize("times", [4, pytest.param(50, marks=[pytest.mark.soak, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize("times", [4, pytest.param(50, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
 def test_busy_deliveries_cost_no_retry(road: Road, claims: RedisClaims, times: int) -> None:
     """Busy again and again, then one transient error: the retry count is 1, and no letter. (I5)"""
     road.task_modules = "sandbox.kill_tasks"

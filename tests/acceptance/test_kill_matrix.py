@@ -57,7 +57,7 @@ def road(road: Road, monkeypatch: pytest.MonkeyPatch) -> Road:
     return road
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("fault", [Fault.CHILD_KILLED, Fault.WORKER_KILLED])
 def test_killed_anywhere_the_effects_are_what_the_policy_promises(road: Road, pool: str, fault: Fault) -> None:
@@ -71,7 +71,7 @@ def test_killed_anywhere_the_effects_are_what_the_policy_promises(road: Road, po
     assert doubts(road) == len(IN_DOUBT)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("pool", POOLS)
 def test_stopped_anywhere_the_effects_are_what_the_policy_promises(road: Road, pool: str) -> None:
     """A run that stands still beyond its lease does no more than its policy allows. (I2, I6, I9, I10)"""

@@ -50,7 +50,7 @@ KINDS: list[tuple[str, str, tuple[object, ...], int]] = [
 @pytest.mark.parametrize(
     "tasks",
     [
-        pytest.param(250, marks=pytest.mark.timeout(400)),
+        pytest.param(250, marks=pytest.mark.timeout(900)),
         pytest.param(10_000, marks=[pytest.mark.soak, pytest.mark.timeout(3600)]),
     ],
 )

@@ -55,7 +55,7 @@ def run(users: Users, vhost: VirtualHost, command: str) -> Result:
     return CliRunner().invoke(main, arguments)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_road_works_under_four_users_with_their_rights_alone(
     vhost: VirtualHost, users: Users, redis_url: str, services: OutsideServices, tmp_path: Path
 ) -> None:

@@ -152,7 +152,7 @@ def test_broker_restarted_in_the_middle(own_road: Road, own_rabbitmq: PrivateRab
     assert own_road.services.charges("k-1", "k-2") == [1, 1]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_consumer_timeout(servers_folder: Path, redis_url: str, services: OutsideServices, tmp_path: Path) -> None:
     """A charge that outlasts the broker's patience is taken back and charged once; the worker goes on. (I2)"""
     broker = PrivateRabbitMQ(servers_folder / uuid.uuid4().hex[:8], extra_config="consumer_timeout = 3000")

@@ -19,7 +19,7 @@ from consumers.drain import Drain, DrainOptions
 from consumers.failure_notes import FailureNotes
 from consumers.storing import Stored
 from consumers.wire import RawProperties, connected
-from sandbox.processes import eventually
+from sandbox.processes import PATIENCE, eventually
 from tests.conftest import DEFINITIONS
 
 TOPOLOGY = read_topology(DEFINITIONS)
@@ -148,7 +148,7 @@ def draining(
         yield drain
     finally:
         drain.stop()
-        thread.join(30)
+        thread.join(30 * PATIENCE)
         assert not thread.is_alive()
 
 

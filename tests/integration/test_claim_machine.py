@@ -173,7 +173,7 @@ class ClaimMachine(RuleBasedStateMachine):
             assert known == dict(self.record.steps)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_redis_and_the_model_give_the_same_answers(store: Store) -> None:
     """Scripts and model agree in every order that hypothesis finds, on one server and on three (I4, I5, I7)."""
     examples = settings(

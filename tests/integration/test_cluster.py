@@ -43,7 +43,7 @@ def run(command: str, vhost: VirtualHost, *arguments: str) -> Result:
     return CliRunner().invoke(main, [command, str(DEFINITIONS), *address, *arguments])
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_the_road_is_still_proven_after_the_loss_of_the_leaders_node(
     cluster: list[servers.PrivateRabbitMQ],
 ) -> None:

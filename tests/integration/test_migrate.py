@@ -158,7 +158,7 @@ POINTS = [
 ]
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_migration_that_is_killed_at_every_step_goes_on(old: Old) -> None:
     """Killed 20 times, before and after each step: nothing is missing, twice only what was in flight (D3)."""
     old.queue(CLASSIC, backlog=400)

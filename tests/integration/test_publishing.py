@@ -139,7 +139,7 @@ def test_broker_that_is_away_raises_within_a_bound(own_rabbitmq: PrivateRabbitMQ
         assert time.monotonic() - started < 30
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 def test_memory_alarm_raises_within_a_bound(own_rabbitmq: PrivateRabbitMQ) -> None:
     """A broker that takes no messages does not hold its publisher for ever; afterwards all is well. (D2)"""
     url, management = vhost_url(own_rabbitmq, "/"), management_url(own_rabbitmq)
