@@ -98,13 +98,13 @@ class Process:
         """SIGTERM the process, then kill what is left of its group. Returns the exit code."""
         self.signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._popen.wait(seconds)
+            self._popen.wait(seconds * PATIENCE)
         self.kill()
         return self._popen.returncode
 
     def wait(self, *, seconds: float = 30.0) -> int:
         """Wait for the process to end by itself. Returns the exit code."""
-        return self._popen.wait(seconds)
+        return self._popen.wait(seconds * PATIENCE)
 
     def output(self) -> str:
         """Everything that it printed so far."""
