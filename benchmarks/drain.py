@@ -21,14 +21,15 @@ from pathlib import Path
 import pika
 import sqlalchemy as sa
 
+from broker_topology.address import BrokerAddress
 from broker_topology.deploy import deploy
 from broker_topology.topology import read_topology
+from broker_topology.wire import RawProperties, wired
 from consumers.database import open_database, require_schema
 from consumers.dead_letters import dead_letters
 from consumers.drain import Drain, DrainOptions
 from consumers.failure_notes import FailureNotes
 from consumers.storing import Stored
-from consumers.wire import RawProperties, connected
 from sandbox import servers
 
 TOPOLOGY = read_topology(Path(__file__).parent.parent / "definitions.json")
@@ -91,7 +92,7 @@ def measure(url: str, postgresql: str, sqlite: str, letters: int, rounds: int) -
 
 def fill(url: str, letters: int) -> None:
     """Put dead letters into the queue as the broker would have."""
-    with connected(url) as connection:
+    with wired(BrokerAddress.parse(url)) as connection:
         channel = connection.channel()
         channel.queue_purge(QUEUE)
         for number in range(letters):

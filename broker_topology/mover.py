@@ -17,7 +17,7 @@ import pika.exceptions
 from broker_topology.address import BrokerAddress
 from broker_topology.errors import BrokerUnavailableError, DeadLetterOfficeError
 from broker_topology.letter import Letter, Readdress
-from broker_topology.wire import RawConnection, RawProperties, parameters, said
+from broker_topology.wire import RawConnection, RawProperties, parameters, said, why_away
 
 PREFETCH = 400
 TICK_SECONDS = 0.05
@@ -57,7 +57,7 @@ def move(
 
     Raises MoveRefusedError where the broker does not take a message, BrokerUnavailableError.
     """
-    mover = _Mover(source, readdress, quiet_seconds, watch_seconds, expected, progress)
+    mover = _Mover(address, source, readdress, quiet_seconds, watch_seconds, expected, progress)
     connection = RawConnection(
         parameters(address, "broker-topology migrate"),
         on_open_callback=mover.opened,
@@ -76,6 +76,7 @@ def move(
 class _Mover:
     def __init__(
         self,
+        address: BrokerAddress,
         source: str,
         readdress: Readdress,
         quiet_seconds: float,
@@ -83,7 +84,7 @@ class _Mover:
         expected: int | None,
         progress: Callable[[int], object],
     ) -> None:
-        self._source, self._readdress, self._progress = source, readdress, progress
+        self._address, self._source, self._readdress, self._progress = address, source, readdress, progress
         self._expected = expected
         self._expected_at: float | None = None
         self._quiet_seconds, self._watch_seconds = quiet_seconds, watch_seconds
@@ -102,7 +103,7 @@ class _Mover:
         connection.channel(on_open_callback=self._channel_opened)
 
     def not_opened(self, connection: Any, error: BaseException) -> None:
-        self.error = BrokerUnavailableError(f"the broker cannot be reached: {said(error)}")
+        self.error = BrokerUnavailableError(why_away(self._address, error))
         connection.ioloop.stop()
 
     def closed(self, connection: Any, reason: BaseException) -> None:

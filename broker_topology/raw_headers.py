@@ -1,7 +1,9 @@
-"""The content header of an AMQP message as bytes: single properties and headers changed, the rest left as it is.
+"""The content header of an AMQP message as bytes: single parts changed, the rest left as it is.
 
-Layout: AMQP 0-9-1, sections 4.2.5 and 4.2.6, with RabbitMQ's field types
-(https://www.rabbitmq.com/amqp-0-9-1-errata).
+A client library decodes properties for its own convenience: floats become integers, short integers long ones,
+duplicate keys collapse, and one timestamp past the year 9999 raises. What is published again must be what was
+published, so the bytes as they came are the truth. Layout: AMQP 0-9-1, sections 4.2.5 and 4.2.6, with
+RabbitMQ's field types (https://www.rabbitmq.com/amqp-0-9-1-errata).
 """
 
 from __future__ import annotations
@@ -27,13 +29,18 @@ _PROPERTIES = (
     "app_id",
     "cluster_id",
 )
-_FIRST_BIT = 15
-_FIXED = {"delivery_mode": 1, "priority": 1, "timestamp": 8}
-_VALUE_SIZES = {
+_BITS = {name: 1 << (15 - index) for index, name in enumerate(_PROPERTIES)}
+_WIDTHS = {"headers": -1, "delivery_mode": 1, "priority": 1, "timestamp": 8}
+# Name, flag, and width: 0 for a short string, -1 for a table.
+_LAYOUT = [(name, bit, _WIDTHS.get(name, 0)) for name, bit in _BITS.items()]
+
+_SIZES = {
     kind: size
     for kinds, size in ((b"tbB", 1), (b"suU", 2), (b"Iif", 4), (b"D", 5), (b"lLTd", 8), (b"V", 0))
     for kind in kinds
 }
+VALUE_SIZES = [_SIZES.get(kind, -1) for kind in range(256)]
+"""Bytes of a value by its type; negative where the size stands in the data, or the type is unknown."""
 _PREFIXED = frozenset(b"SxAF")
 
 
@@ -48,17 +55,14 @@ class RawHeader:
     properties: dict[str, bytes]
     """Without the headers; short strings with their length."""
     headers: tuple[tuple[bytes, bytes], ...] | None
-    """Key and value with its type, in their order; None where the message has no headers."""
+    """Key and value with its type, in their order, duplicates included; None where the message has no headers."""
 
     @classmethod
     def parse(cls, raw: bytes) -> Self:
         """Take a content header apart. Raises MalformedHeaderError."""
-        try:
-            parts = dict(_parts(raw))
-            table = parts.pop("headers", None)
-            return cls(properties=parts, headers=None if table is None else tuple(_entries(table)))
-        except (IndexError, struct.error) as error:
-            raise MalformedHeaderError("the content header ends too early") from error
+        parts = {name: raw[start:end] for name, start, end in spans(raw)}
+        table = parts.pop("headers", None)
+        return cls(properties=parts, headers=None if table is None else tuple(_entries(table)))
 
     def encode(self) -> bytes:
         """The bytes again."""
@@ -66,7 +70,7 @@ class RawHeader:
         if self.headers is not None:
             data = b"".join(bytes([len(key)]) + key + value for key, value in self.headers)
             parts["headers"] = struct.pack(">I", len(data)) + data
-        flags = sum(1 << (_FIRST_BIT - index) for index, name in enumerate(_PROPERTIES) if name in parts)
+        flags = sum(_BITS[name] for name in parts)
         return struct.pack(">H", flags) + b"".join(parts[name] for name in _PROPERTIES if name in parts)
 
     def text(self, header: str) -> str | None:
@@ -90,8 +94,7 @@ class RawHeader:
 
     def with_header(self, name: str, value: str) -> Self:
         """The same with one more header, a long string."""
-        data = value.encode("utf-8", "surrogateescape")
-        entry = (name.encode(), b"S" + struct.pack(">I", len(data)) + data)
+        entry = (name.encode(), long_string(value))
         return type(self)(properties=self.properties, headers=(*(self.headers or ()), entry))
 
     def without_headers(self, names: frozenset[str], prefixes: tuple[str, ...] = ()) -> Self:
@@ -108,40 +111,53 @@ class RawHeader:
         return type(self)(properties=self.properties, headers=kept or None)
 
 
-def _parts(raw: bytes) -> Iterator[tuple[str, bytes]]:
-    (flags,) = struct.unpack_from(">H", raw)
-    if flags & 3:
-        raise MalformedHeaderError("the content header has flags that AMQP 0-9-1 does not know")
-    at = 2
-    for index, name in enumerate(_PROPERTIES):
-        if flags >> (_FIRST_BIT - index) & 1:
-            if name in _FIXED:
-                end = at + _FIXED[name]
-            elif name == "headers":
-                end = at + 4 + struct.unpack_from(">I", raw, at)[0]
-            else:
-                end = at + 1 + raw[at]
-            if end > len(raw):
-                raise MalformedHeaderError(f"the content header ends within {name}")
-            yield name, raw[at:end]
-            at = end
+def long_string(text: str) -> bytes:
+    """A header value of type ``S``; what was escaped when it was read becomes its byte again."""
+    data = text.encode("utf-8", "surrogateescape")
+    return b"S" + struct.pack(">I", len(data)) + data
+
+
+def spans(raw: bytes) -> Iterator[tuple[str, int, int]]:
+    """Where each property lies that the header has: name, start and end. Raises MalformedHeaderError."""
+    if len(raw) < 2:
+        raise MalformedHeaderError("the content header is shorter than its flags")
+    flags = (raw[0] << 8) | raw[1]
+    if flags & 1:
+        raise MalformedHeaderError("the content header has more flags than AMQP 0-9-1 knows")
+    offset, size = 2, len(raw)
+    for name, mask, width in _LAYOUT:
+        if not flags & mask:
+            continue
+        if width > 0:
+            end = offset + width
+        elif width < 0:
+            end = offset + 4 + int.from_bytes(raw[offset : offset + 4], "big")
+        else:
+            end = offset + 1 + (raw[offset] if offset < size else 0)
+        if end > size:
+            raise MalformedHeaderError(f"the content header ends within {name}")
+        yield name, offset, end
+        offset = end
+
+
+def value_end(data: bytes, offset: int, end: int) -> int:
+    """Where the value ends that starts with its type at ``offset``. Raises MalformedHeaderError."""
+    kind = data[offset] if offset < end else -1
+    if kind in _PREFIXED and offset + 5 <= end:
+        after = offset + 5 + int.from_bytes(data[offset + 1 : offset + 5], "big")
+    elif (size := _SIZES.get(kind)) is not None:
+        after = offset + 1 + size
+    else:
+        raise MalformedHeaderError(f"a header has the unknown type {kind}")
+    if after > end:
+        raise MalformedHeaderError("a header ends within its value")
+    return after
 
 
 def _entries(table: bytes) -> Iterator[tuple[bytes, bytes]]:
-    at = 4
-    while at < len(table):
-        value_at = at + 1 + table[at]
-        end = value_at + 1 + _value_size(table, value_at)
-        if end > len(table):
-            raise MalformedHeaderError("a header ends within its value")
-        yield table[at + 1 : value_at], table[value_at:end]
-        at = end
-
-
-def _value_size(table: bytes, at: int) -> int:
-    kind = table[at]
-    if kind in _PREFIXED:
-        return 4 + int(struct.unpack_from(">I", table, at + 1)[0])
-    if kind not in _VALUE_SIZES:
-        raise MalformedHeaderError(f"a header has the unknown type {kind}")
-    return _VALUE_SIZES[kind]
+    offset, end = 4, len(table)
+    while offset < end:
+        value_at = offset + 1 + table[offset]
+        after = value_end(table, value_at, end)
+        yield table[offset + 1 : value_at], table[value_at:after]
+        offset = after

@@ -15,9 +15,11 @@ import sqlalchemy as sa
 import structlog
 from pika.adapters.select_connection import IOLoop
 
+from broker_topology.address import BrokerAddress
 from broker_topology.errors import DeadLetterOfficeError
 from broker_topology.message import MAX_DECODED_BYTES
 from broker_topology.topology import Topology
+from broker_topology.wire import RawConnection, parameters, why_away
 from consumers.appetite import Appetite
 from consumers.backoff import Backoff
 from consumers.failure_notes import FailureNotes
@@ -27,7 +29,6 @@ from consumers.intake import Copies, Intake
 from consumers.letters import Delivery, read_letter
 from consumers.metrics import DrainMetrics
 from consumers.storing import Stored
-from consumers.wire import RawConnection, connection_parameters, connection_problem
 from consumers.writer import Inbox, Incoming, Receipt, Writer
 
 log = structlog.get_logger()
@@ -79,7 +80,8 @@ class Drain:
         clock: Callable[[], datetime] = utc_now,
         filing: Filing | None = None,
     ) -> None:
-        self._parameters = connection_parameters(amqp_url, name="dead-letters drain")
+        self._address = BrokerAddress.parse(amqp_url)
+        self._parameters = parameters(self._address, "dead-letters drain")
         self._options = options or DrainOptions()
         self._clock, self._announce, self._notes = clock, announce, notes
         self.health, self.metrics = health or Health(), metrics or DrainMetrics()
@@ -146,7 +148,7 @@ class Drain:
             )
 
     def _opened(self, connection: RawConnection) -> None:
-        log.info("broker.connected", host=self._parameters.host, vhost=self._parameters.virtual_host)
+        log.info("broker.connected", host=self._address.host, vhost=self._address.vhost)
         self.health.well("broker")
         for intake in self._intakes:
             intake.open(connection)
@@ -160,7 +162,7 @@ class Drain:
             self._loop.stop()
             return
         wait = self._backoff.next()
-        problem = connection_problem(self._parameters, error)
+        problem = why_away(self._address, error)
         self.metrics.reconnects.inc()
         self.health.ill("broker", problem)
         log.warning("broker.away", problem=problem, retry_in_seconds=round(wait, 2))

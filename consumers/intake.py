@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import pika.exceptions
 import structlog
 
+from broker_topology.wire import RawConnection
 from consumers.appetite import Appetite
 from consumers.backoff import Backoff
 from consumers.letters import Delivery
-from consumers.wire import RawConnection
 from consumers.writer import Receipt
 
 log = structlog.get_logger()

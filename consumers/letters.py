@@ -21,7 +21,8 @@ from broker_topology.message import (
     read_task_message,
 )
 from broker_topology.notes import cut
-from consumers.raw_properties import MalformedPropertiesError, Outline, read_value
+from broker_topology.raw_headers import MalformedHeaderError
+from broker_topology.raw_properties import Outline, read_value
 
 MAX_NAME_LENGTH = 255
 """Characters kept of names and ids in columns that are searched; the original bytes keep all of them."""
@@ -140,7 +141,7 @@ def _read_header(raw: bytes) -> _Header:
             death=_death(outline.first_of(b"x-death")),
             outline=outline,
         )
-    except MalformedPropertiesError as error:
+    except MalformedHeaderError as error:
         return _Header(headers={}, problem=str(error))
 
 

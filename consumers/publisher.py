@@ -11,9 +11,10 @@ import pika
 import pika.exceptions
 from pika.adapters.select_connection import IOLoop
 
+from broker_topology.address import BrokerAddress
 from broker_topology.errors import BrokerUnavailableError
-from consumers.raw_properties import read_properties
-from consumers.wire import RawConnection, RawProperties, connection_parameters, connection_problem
+from broker_topology.raw_properties import read_properties
+from broker_topology.wire import RawConnection, RawProperties, parameters, why_away
 
 ANSWER_SECONDS = 60.0
 """How long the broker may take to answer before it counts as away: a memory alarm blocks publishers."""
@@ -55,7 +56,7 @@ class Publisher:
     """A connection that publishes and waits for the answers. A context manager."""
 
     def __init__(self, url: str) -> None:
-        self._parameters = connection_parameters(url, name="dead-letters replay")
+        self._address = BrokerAddress.parse(url)
         self._loop = IOLoop()
         self._connection: Any = None
         self._channel: Any = None
@@ -68,7 +69,7 @@ class Publisher:
     def __enter__(self) -> Self:
         """Connect. Raises BrokerUnavailableError."""
         self._connection = RawConnection(
-            self._parameters,
+            parameters(self._address, "dead-letters replay"),
             on_open_callback=lambda _: self._loop.stop(),
             on_open_error_callback=self._lost,
             on_close_callback=self._lost,
@@ -174,7 +175,7 @@ class Publisher:
             self._loop.stop()
 
     def _lost(self, _connection: Any, error: BaseException) -> None:
-        self._problem = connection_problem(self._parameters, error)
+        self._problem = why_away(self._address, error)
         self._loop.stop()
 
     def _too_late(self) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from broker_topology.errors import DeadLetterOfficeError
+from broker_topology.raw_headers import MalformedHeaderError, long_string
 from broker_topology.settlement import SETTLEMENT_HEADER, Settlement, attempt_in_doubt
 from broker_topology.topology import Topology
 from consumers.audit import Act, Action, record
@@ -27,7 +28,6 @@ from consumers.dead_letters import Filter, State, change_state, dead_letters
 from consumers.letters import UNROUTABLE
 from consumers.outcomes import Outcomes
 from consumers.publisher import Answer, Confirmed, Full, Outgoing, Publisher, Refused
-from consumers.raw_properties import MalformedPropertiesError, long_string, republished
 from consumers.replays import (
     Progress,
     ReplayState,
@@ -40,6 +40,7 @@ from consumers.replays import (
     set_replay_state,
     waiting_items,
 )
+from consumers.republishing import republished
 
 MAX_BATCH = 200
 MAX_BATCH_BYTES = 16 * 1024 * 1024
@@ -323,22 +324,22 @@ class _Run:
 
     def _outgoing(self, item: dict[str, Any]) -> Outgoing:
         exchange, routing_key = destination(item, self._topology, to_queue=self._options.to_queue)
-        content = {}
+        headers = {}
         if self._options.settle_as is not None:
             done = self._options.settle_as == "done"
             settlement = Settlement(
                 result_json=(self._options.result_json or "null") if done else None,
                 attempt=attempt_in_doubt(item["claim_state"]),
             )
-            content[SETTLEMENT_HEADER] = long_string(settlement.to_header())
+            headers[SETTLEMENT_HEADER] = long_string(settlement.to_header())
         try:
             properties = republished(
                 bytes(item["edited_properties"] or item["properties"]),
                 replay_id=item["key"],
                 keep_expiry=self._options.keep_expiry,
-                content=content,
+                headers=headers,
             )
-        except MalformedPropertiesError as error:
+        except MalformedHeaderError as error:
             raise RefusedError(f"its properties cannot be read: {error}") from error
         body = item["body"] if item["edited_body"] is None else item["edited_body"]
         return Outgoing(

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from broker_topology.raw_properties import read_properties
 from consumers.masking import masked
-from consumers.raw_properties import read_properties
 
 
 def as_json(value: Any) -> str:

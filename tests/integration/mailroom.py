@@ -12,13 +12,14 @@ from typing import Any
 import pika
 import sqlalchemy as sa
 
+from broker_topology.address import BrokerAddress
 from broker_topology.topology import read_topology
+from broker_topology.wire import RawProperties, wired
 from consumers.database import reading
 from consumers.dead_letters import dead_letters
 from consumers.drain import Drain, DrainOptions
 from consumers.failure_notes import FailureNotes
 from consumers.storing import Stored
-from consumers.wire import RawProperties, connected
 from sandbox.processes import PATIENCE, eventually
 from tests.conftest import DEFINITIONS
 
@@ -82,7 +83,7 @@ def publish(
     url: str, messages: list[tuple[bytes, bytes]], *, exchange: str = "", routing_key: str = DEAD_LETTER_QUEUE
 ) -> None:
     """Publish (raw properties, body) pairs, confirmed."""
-    with connected(url) as connection:
+    with wired(BrokerAddress.parse(url)) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
         for properties, body in messages:
@@ -92,7 +93,7 @@ def publish(
 def take(url: str, queue: str, *, ack: bool = True) -> list[tuple[bytes, bytes, Any]]:
     """Everything that is in a queue now, as (raw properties, body, method)."""
     taken: list[tuple[bytes, bytes, Any]] = []
-    with connected(url) as connection:
+    with wired(BrokerAddress.parse(url)) as connection:
         channel = connection.channel()
         while True:
             method, properties, body = channel.basic_get(queue)
@@ -105,7 +106,7 @@ def take(url: str, queue: str, *, ack: bool = True) -> list[tuple[bytes, bytes, 
 
 def let_die(url: str, count: int, *, queue: str = WORK_QUEUE) -> None:
     """Reject that many messages of a work queue, as a worker does with what failed."""
-    with connected(url) as connection:
+    with wired(BrokerAddress.parse(url)) as connection:
         channel = connection.channel()
         for _ in range(count):
             method, _properties, _body = eventually(lambda: _got(channel, queue), what="a message to reject")

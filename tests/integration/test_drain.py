@@ -11,7 +11,7 @@ import redis
 import sqlalchemy as sa
 
 from broker_topology.notes import FailureNote, failure_note_key
-from consumers.raw_properties import raw_headers
+from broker_topology.raw_headers import RawHeader
 from sandbox.processes import eventually
 from tests.conftest import VirtualHost
 from tests.integration.mailroom import (
@@ -105,7 +105,7 @@ def test_a_redelivered_letter_is_stored_once(deployed: VirtualHost, engine: sa.E
     publish(deployed.url, messages, exchange="work", routing_key=WORK_QUEUE)
     let_die(deployed.url, 3)
     eventually(lambda: depth(deployed.url, DEAD_LETTER_QUEUE) == 3)
-    keys = [raw_headers(raw)[0] for raw, _, _ in take(deployed.url, DEAD_LETTER_QUEUE, ack=False)]
+    keys = [(RawHeader.parse(raw).headers or ())[0] for raw, _, _ in take(deployed.url, DEAD_LETTER_QUEUE, ack=False)]
     assert len(keys) == 3
     with draining(deployed.url, engine):
         first = stored_rows(engine, 3)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import pika.exceptions
 import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from broker_topology.errors import BrokerUnavailableError
 from broker_topology.message import is_broker_history
+from broker_topology.raw_headers import RawHeader
+from broker_topology.raw_properties import read_properties
 from consumers import showing
 from consumers.letters import Delivery, read_letter
 from consumers.publisher import Publisher
-from consumers.raw_properties import raw_headers, read_properties
 from consumers.replay import ReplayOptions, replay
 from tests.conftest import VirtualHost
 from tests.integration.hostile_messages import CATALOGUE, Hostile
@@ -101,7 +102,7 @@ REFUSED_BY_SOME = {"an infinite double", "a NaN", "delivery mode 255"}
 def is_accepted(url: str, hostile: Hostile) -> bool:
     try:
         publish(url, [(hostile.properties, hostile.body)])
-    except pika.exceptions.AMQPError:
+    except BrokerUnavailableError:
         return False
     return True
 
@@ -115,7 +116,7 @@ def kept_headers(raw: bytes) -> dict[bytes, bytes]:
     changed = {b"retries", b"replay_id"}
     return {
         key: value
-        for key, value in reversed(raw_headers(raw))
+        for key, value in reversed(RawHeader.parse(raw).headers or ())
         if key not in changed and not is_broker_history(key.decode("utf-8", "replace"))
     }
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from broker_topology.raw_headers import RawHeader
+from broker_topology.raw_properties import read_properties
 from consumers.audit import Act, audit_log
 from consumers.database import reading
 from consumers.publisher import Publisher
-from consumers.raw_properties import raw_headers, read_properties
 from consumers.replay import NothingToReplayError, ReplayOptions, ReplayReport, replay
 from tests.conftest import VirtualHost
 from tests.integration.mailroom import (
@@ -67,7 +68,7 @@ def test_a_replay_is_what_was_published_byte_for_byte(deployed: VirtualHost, eng
     report = replay_all(deployed.url, engine)
     assert report.published == [row["id"]]
     ((replayed, replayed_body, method),) = take(deployed.url, WORK_QUEUE)
-    headers = raw_headers(replayed)
+    headers = RawHeader.parse(replayed).headers or ()
     assert replayed_body == body
     assert method.exchange == ""
     expected = {key: value for key, value in entries if key != b"retries"}
@@ -140,5 +141,5 @@ def test_a_far_timestamp_is_a_letter_like_any_other(deployed: VirtualHost, engin
         stored_rows(engine, 3)
     assert len(replay_all(deployed.url, engine).published) == 3
     assert (b"when", b"T" + (2**63).to_bytes(8, "big")) in [
-        header for raw, _, _ in take(deployed.url, WORK_QUEUE) for header in raw_headers(raw)
+        header for raw, _, _ in take(deployed.url, WORK_QUEUE) for header in RawHeader.parse(raw).headers or ()
     ]

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from broker_topology.message import REPLAY_ID_HEADER
 from broker_topology.notes import OUTCOME_LIST_KEY, OutcomeNote, outcome_note_key
+from broker_topology.raw_properties import read_properties
 from broker_topology.settlement import SETTLEMENT_HEADER, Settlement
 from consumers import replay as replaying
 from consumers.audit import Act, Action
@@ -23,7 +24,6 @@ from consumers.database import reading, transaction
 from consumers.dead_letters import Filter, dead_letters
 from consumers.outcomes import Outcomes
 from consumers.publisher import Publisher
-from consumers.raw_properties import read_properties
 from consumers.replay import InDoubtError, ReplayOptions, ReplayReport
 from consumers.replays import ReplayState, get_replay, move_replay, progress
 from consumers.retention import purge, purgeable
