@@ -7,14 +7,13 @@ ever unpickled. Source: https://docs.celeryq.dev/en/stable/internals/protocol.ht
 
 from __future__ import annotations
 
-import bz2
 import json
-import lzma
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+
+from broker_topology.compression import CompressionError, decompress
 
 IDEMPOTENCY_KEY_HEADER = "idempotency_key"
 """The caller's key for one business decision; survives retries and replays."""
@@ -161,7 +160,7 @@ def _decode_body(
     if compression:
         try:
             body = decompress(body, str(compression), limit)
-        except (zlib.error, lzma.LZMAError, OSError, EOFError, ValueError) as error:
+        except CompressionError as error:
             return None, f"the body cannot be decompressed: {error}"
     try:
         return json.loads(body.decode(content_encoding or "utf-8")), None
@@ -169,27 +168,6 @@ def _decode_body(
         return None, f"the body is not JSON: {error}"
     except RecursionError:
         return None, "the body is nested too deeply"
-
-
-_DECOMPRESSORS: dict[str, Callable[[], Any]] = {
-    "application/x-gzip": zlib.decompressobj,  # kombu's name for plain zlib
-    "application/x-bz2": bz2.BZ2Decompressor,
-    "application/x-lzma": lzma.LZMADecompressor,
-}
-
-
-def decompress(body: bytes, compression: str, limit: int) -> bytes:
-    """Decompress to ``limit`` bytes at most: a bomb stays small. Raises ValueError, or what the library does."""
-    try:
-        decompressor = _DECOMPRESSORS[compression]()
-    except KeyError:
-        raise ValueError(f"{compression!r} is not known") from None
-    data: bytes = decompressor.decompress(body, limit + 1)
-    if len(data) > limit:
-        raise ValueError(f"it becomes more than {limit} bytes")
-    if not decompressor.eof:
-        raise ValueError("it ends too early")
-    return data
 
 
 def _text(value: object) -> str:

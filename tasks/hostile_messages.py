@@ -15,21 +15,19 @@ from amqp import serialization
 from amqp.spec import Basic
 from kombu import compression
 
-from broker_topology.message import decompress
+from broker_topology.compression import DECOMPRESSIONS, decompress
 
 log = structlog.get_logger(__name__)
 
 MAX_DECOMPRESSED_BYTES: Final = 64 * 1024 * 1024
 """A larger body becomes a dead letter."""
 
-COMPRESSIONS: Final = ("application/x-gzip", "application/x-bz2", "application/x-lzma")
-
 
 def read_hostile_messages() -> None:
     """Take the place of what raises. Whoever needs it twice may call it twice."""
     serialization.PROPERTY_CLASSES[Basic.CLASS_ID] = _properties_or_none
     known = set(compression.encoders())
-    for kind in COMPRESSIONS:
+    for kind in DECOMPRESSIONS:
         if kind in known:
             bounded = partial(decompress, compression=kind, limit=MAX_DECOMPRESSED_BYTES)
             compression.register(compression.get_encoder(kind)[0], bounded, kind)

@@ -11,6 +11,9 @@ import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
+import brotli
+from backports import zstd
+
 from tests.integration.mailroom import long, raw_properties, short, table, task_headers
 
 GOOD_BODY = b"[[1], {}, {}]"
@@ -89,7 +92,8 @@ def _without(name: bytes) -> list[tuple[bytes, bytes]]:
     return [(key, value) for key, value in task_headers(task_id="without") if key != name]
 
 
-BOMB = zlib.compress(b"[" + b" " * 40_000_000 + b"]", 9)
+BLANKS = b"[" + b" " * 40_000_000 + b"]"
+BOMB = zlib.compress(BLANKS, 9)
 PROTOCOL_1 = {"task": "old.task", "id": "protocol 1", "args": [1], "kwargs": {"a": 2}, "retries": 4}
 UNKNOWN: dict[str, Any] = {"reason": "unknown", "queue": "dead-letters"}
 
@@ -144,6 +148,17 @@ CATALOGUE: list[Hostile] = [
     compressed("zlib", b"application/x-gzip", zlib.compress(GOOD_BODY), args="[1]"),
     compressed("bzip2", b"application/x-bz2", bz2.compress(GOOD_BODY), args="[1]"),
     compressed("lzma", b"application/x-lzma", lzma.compress(GOOD_BODY), args="[1]"),
+    compressed("zstd", b"application/zstd", zstd.compress(GOOD_BODY), args="[1]"),
+    compressed("brotli", b"application/x-brotli", brotli.compress(GOOD_BODY), args="[1]"),
+    compressed("a zstd bomb", b"application/zstd", zstd.compress(BLANKS), args=None, decode_problem="more than"),
+    compressed(
+        "a brotli bomb",
+        b"application/x-brotli",
+        brotli.compress(BLANKS, quality=5),
+        args=None,
+        decode_problem="more than",
+    ),
+    compressed("not brotli", b"application/x-brotli", GOOD_BODY, args=None, decode_problem="cannot be decompressed"),
     compressed("a bomb", b"application/x-gzip", BOMB, args=None, decode_problem="it becomes more than"),
     compressed(
         "cut short", b"application/x-gzip", zlib.compress(GOOD_BODY)[:-3], args=None, decode_problem="cannot be"
