@@ -13,7 +13,10 @@ from broker_topology.effective import effective_queue
 from broker_topology.errors import ConfigurationError
 from broker_topology.topology import Topology, read_topology
 from broker_topology.versions import OLDEST
+from tasks.chords import keep_chords
 from tasks.claims import connect_claims
+from tasks.metrics import WorkerMetrics
+from tasks.metrics_server import offer_metrics
 from tasks.note_writer import NoteWriter
 from tasks.publishing import OUR_CONSUMER, ReliableAMQP, in_whole_seconds, route_by_name, route_or_refuse
 from tasks.reliability import Reliability
@@ -85,12 +88,15 @@ def install(
         notes=NoteWriter(_note_client(redis_url)),
         retry_policy=retry_policy or RetryPolicy(),
         delivery_limits=_delivery_limits(topology),
+        metrics=WorkerMetrics(),
         release=release,
     )
     _configure(app, topology)
+    keep_chords(app)
     app.amqp_cls = ReliableAMQP
     app.task_cls = ReliableTask
     app.send_task = in_whole_seconds(app.send_task)
+    offer_metrics(app)
     for made_already in ("amqp", "Task"):
         app.__dict__.pop(made_already, None)
     return app

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from tasks.claims import Claims
+    from tasks.metrics import WorkerMetrics
     from tasks.note_writer import NoteWriter
 
 
@@ -28,6 +29,7 @@ class Reliability:
     """What holds for a task that sets nothing."""
     delivery_limits: Mapping[str, int]
     """For each work queue, how often the broker takes a message back before it dead-letters it."""
+    metrics: WorkerMetrics
     release: str | None = None
     """Version of the user's app, for failure notes."""
 

@@ -53,6 +53,14 @@ def _check_tasks(app: Celery) -> None:
     for name, task in app.tasks.items():
         if not isinstance(task, ReliableTask):
             raise StartupError(f"task {name} must have ReliableTask as its base: its failures would be lost")
+        if task.idempotency and task.policy.covers().total_seconds() > task.idempotency.retention_seconds:
+            # Its last retries would find that their key's record may have gone, which is a doubt.
+            log.warning(
+                "startup.retries_outlast_retention",
+                task=name,
+                retries_seconds=task.policy.covers().total_seconds(),
+                retention_seconds=task.idempotency.retention_seconds,
+            )
 
 
 def check_broker(topology: Topology, connection: Connection) -> None:

@@ -7,6 +7,7 @@ goes to the dead-letter exchange of its queue; a note beside it says why.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from numbers import Real
@@ -163,6 +164,8 @@ class ReliableConsumer(Consumer):  # type: ignore[misc]
 class ReliableRequest(Request):  # type: ignore[misc]
     """One message on its way through this worker; speaks for a child that can no longer speak."""
 
+    _began_at: float | None = None
+
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
         self._refuse_malformed()
@@ -170,6 +173,21 @@ class ReliableRequest(Request):  # type: ignore[misc]
         # In delivery_info, since Celery copies any other addition into the headers of a retry.
         self._delivery_info["queue"] = message.delivery_info.get("queue")
         self._delivery_info["claim_token"] = new_token()
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        """A child has begun to run it; ``time_accepted`` is on the monotonic clock."""
+        self._began_at = time_accepted
+        super().on_accepted(pid, time_accepted)
+
+    def acknowledge(self) -> None:
+        """The run is over, and the message with it."""
+        self._measure()
+        super().acknowledge()
+
+    def reject(self, requeue: bool = False) -> None:
+        """The run is over: the message is dead-lettered, or goes back."""
+        self._measure()
+        super().reject(requeue)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """A task over its hard limit is dead-lettered at once, rather than run again to the delivery limit."""
@@ -281,6 +299,12 @@ class ReliableRequest(Request):  # type: ignore[misc]
                 )
             except RedisUnavailableError as error:
                 log.warning("claim.not_abandoned", task=self._type, key=key, error=str(error))
+
+    def _measure(self) -> None:
+        policy = self.task.idempotency
+        if policy is not None and self._began_at is not None and not self.acknowledged:
+            seconds = time.monotonic() - self._began_at
+            self._reliability.metrics.guarded_run(self._type, seconds=seconds, lease_seconds=policy.lease_seconds)
 
     @property
     def _reliability(self) -> Reliability:

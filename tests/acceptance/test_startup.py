@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 
+import httpx
 import pytest
 import redis
+from prometheus_client.parser import text_string_to_metric_families
 
 from sandbox.processes import NotReadyError, eventually
 from sandbox.road import Road
@@ -76,3 +80,40 @@ def test_redis_that_is_away_only_warns(road: Road, own_redis: PrivateRedis) -> N
     eventually(lambda: len(road.services.calls("crm")) == 1)
     own_redis.start()
     eventually(lambda: road.services.charges("k-1") == [1], seconds=40)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_metrics_tell_how_near_runs_come_to_their_lease(road: Road, pool: str) -> None:
+    """Each guarded run is measured against its lease, however it ends, in every pool. (I6)"""
+    worker = road.worker("--metrics-port=0", f"--pool={pool}", "--concurrency=1")
+    (port,) = eventually(lambda: re.findall(r"metrics.listening\W.*port=(\d+)", worker.output()))
+    road.publisher.send_task("payments.charge_customer", args=("o", 1), idempotency_key=f"good-{pool}")
+    road.publisher.send_task("payments.charge_customer", args=("o", "no amount"), idempotency_key=f"bad-{pool}")
+    road.publisher.send_task("crm.sync_customer_record", args=("customer-1", {}))
+
+    def measured() -> dict[str, float]:
+        text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        return {s.labels["task"]: s.value for s in samples if s.name == "reliable_task_lease_share_count"}
+
+    eventually(lambda: measured() == {"payments.charge_customer": 2.0})
+
+
+def test_metrics_port_that_is_taken(road: Road) -> None:
+    """A worker whose metrics nobody could read says so and does not start. (I6)"""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"cannot listen on 127.0.0.1:{port} for metrics" in refusal(road, METRICS_PORT=str(port))
+
+
+def test_retries_that_outlast_their_keys_record(road: Road) -> None:
+    """A retry schedule longer than the retention of the key would end in doubt: the worker warns. (I9, R2)"""
+    (road.folder / "patient.py").write_text(
+        "from celery import shared_task\n"
+        "from tasks import Idempotency, RetryPolicy\n"
+        "policy = RetryPolicy.for_outage('1h', transient=(ConnectionError,))\n"
+        "@shared_task(name='crm.patient', retry_policy=policy, idempotency=Idempotency(retention_seconds=600))\n"
+        "def patient(): ...\n"
+    )
+    road.task_modules = "patient"
+    assert "startup.retries_outlast_retention" in road.worker().output()
