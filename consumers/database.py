@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -73,12 +74,13 @@ def open_database(url: str, *, pool_size: int = 5) -> sa.Engine:
                 engine = sa.create_engine(parsed, connect_args={"timeout": BUSY_TIMEOUT_SECONDS})
                 sa.event.listen(engine, "connect", _prepare_sqlite)
                 sa.event.listen(engine, "begin", _begin_sqlite)
+                sa.event.listen(engine, "handle_error", _reopen_sqlite)
             case "postgresql":
                 engine = sa.create_engine(
                     parsed,
                     pool_size=pool_size,
                     pool_pre_ping=True,
-                    connect_args={"connect_timeout": CONNECT_TIMEOUT_SECONDS},
+                    connect_args={"connect_timeout": CONNECT_TIMEOUT_SECONDS, **_NOTICE_DEAD_SERVERS},
                 )
             case other:
                 raise ConfigurationError(f"DATABASE_URL names {other}; SQLite and PostgreSQL are supported")
@@ -87,6 +89,15 @@ def open_database(url: str, *, pool_size: int = 5) -> sa.Engine:
     except ModuleNotFoundError as error:
         raise ConfigurationError(f"{error.name} is missing: pip install 'dead-letter-office[postgresql]'") from error
     return engine
+
+
+# A server that vanished sends no reset: by default the system waits for it for a quarter of an hour or more.
+_NOTICE_DEAD_SERVERS = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,  # milliseconds
+}
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:
@@ -107,6 +118,22 @@ def _begin_sqlite(connection: sa.Connection) -> None:
     # Taken at once by writers: a read that turns into a write later cannot wait for the lock.
     immediate = connection.get_execution_options().get("writes")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+
+
+# The disk went away under an open file, which stays bad even when the disk is back.
+_STALE_FILE = {
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_NOTADB,
+}
+
+
+def _reopen_sqlite(context: sa.ExceptionContext) -> None:
+    code = getattr(context.original_exception, "sqlite_errorcode", 0)
+    if code & 0xFF in _STALE_FILE:
+        context.is_disconnect = True
 
 
 @contextlib.contextmanager

@@ -35,7 +35,11 @@ log = structlog.get_logger()
 
 DEPTH_SECONDS = 15.0
 """How often the depth of the queues is read."""
-TURN_SECONDS = 5.0
+TURN_SECONDS = 2.0
+WAITING_SECONDS = 5.0
+"""A database that neither answers nor refuses for that long counts as away: a lock, a network that is gone."""
+CUT_OFF_SECONDS = 1.0
+"""How long a writer that was given up is waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +93,7 @@ class Drain:
         self._connection: RawConnection | None = None
         self._backoff = Backoff()
         self._stopping = False
+        self._join_seconds = self._options.stop_seconds
         self._inbox = Inbox(
             max_batch_rows=self._options.max_batch_rows, max_batch_bytes=self._options.max_batch_bytes
         )
@@ -125,7 +130,7 @@ class Drain:
         finally:
             self._writer.give_up()
             self._inbox.close()
-            self._writer.join(self._options.stop_seconds)
+            self._writer.join(self._join_seconds)
             self._notes.close()
             self._loop.close()
         if self._writer.failed:
@@ -215,6 +220,7 @@ class Drain:
     def _give_up(self) -> None:
         log.error("drain.gave_up", problem="the batch in hand could not be stored in time")
         self._writer.give_up()
+        self._join_seconds = CUT_OFF_SECONDS
         self._loop.stop()
 
     # --- for the intakes
@@ -257,6 +263,8 @@ class Drain:
     def _turn(self) -> None:
         self.health.turned()
         self.metrics.turns.inc()
+        if (waiting := self._writer.busy_seconds) > WAITING_SECONDS and not self.health.problem("database"):
+            self._database_away(f"no answer for {waiting:.0f} s")
         self._loop.call_later(TURN_SECONDS, self._turn)
 
     def _oldest_seconds(self) -> float:

@@ -28,6 +28,8 @@ log = structlog.get_logger()
 LINGER_SECONDS = 0.02
 """How long a small batch waits for more: far below what a person notices, a commit saved each time."""
 FULL_ROWS = 500
+LAST_WAIT_SECONDS = 2.0
+"""How long to wait at most before a database that is away is tried again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +138,13 @@ class Writer(threading.Thread):
         """Whether it ended by an error of ours."""
         self._chores_seconds, self._chores_at = chores_seconds, 0.0
         self._giving_up = threading.Event()
+        self._busy_since: float | None = None
+
+    @property
+    def busy_seconds(self) -> float:
+        """How long it has been at what it does now; 0 while it waits for letters."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def give_up(self) -> None:
         """Stop waiting for a database that is away: the letters in hand stay with the broker."""
@@ -153,6 +162,7 @@ class Writer(threading.Thread):
 
     def _store_batches(self) -> None:
         while (batch := self._inbox.take(idle_seconds=self._chores_seconds)) is not None:
+            self._busy_since = time.monotonic()
             if time.monotonic() >= self._chores_at:
                 self._chores()
                 self._chores_at = time.monotonic() + self._chores_seconds
@@ -160,6 +170,7 @@ class Writer(threading.Thread):
                 return
             # Large letters are not kept while the next batch is waited for.
             del batch
+            self._busy_since = None
 
     def _store_batch(self, batch: list[Incoming]) -> bool:
         """Store one batch and give its receipts back. False when told to give up."""
@@ -173,7 +184,7 @@ class Writer(threading.Thread):
 
     def _until_stored(self, arrivals: Sequence[Arrival]) -> Stored | None:
         """Store a batch, waiting for the database as long as it takes. None when told to give up."""
-        backoff = Backoff(last_seconds=5.0)
+        backoff = Backoff(last_seconds=LAST_WAIT_SECONDS)
         while True:
             try:
                 return store(self._engine, arrivals, now=self._clock(), filing=self._filing)

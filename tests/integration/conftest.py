@@ -9,8 +9,10 @@ import pytest
 import sqlalchemy as sa
 
 from consumers.database import open_database, require_schema
+from sandbox.processes import Process
 from sandbox.servers import PrivateRedis
 from tests.integration.claim_stores import Store, store_on
+from tests.integration.drain_processes import StartDrain, drain_process
 
 
 @pytest.fixture
@@ -20,6 +22,20 @@ def engine(database_url: str) -> Iterator[sa.Engine]:
     require_schema(engine, auto_upgrade=True)
     yield engine
     engine.dispose()
+
+
+@pytest.fixture
+def start_drain(tmp_path: Path) -> Iterator[StartDrain]:
+    """Starts drain processes; whatever still runs in the end is killed."""
+    started: list[Process] = []
+
+    def start(url: str, database_url: str, **settings: str) -> Process:
+        started.append(drain_process(tmp_path, len(started), url, database_url, **settings))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
 
 
 @pytest.fixture(scope="session")
