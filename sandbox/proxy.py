@@ -32,8 +32,8 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._lock = threading.Lock()
-        self._open = threading.Event()
-        self._open.set()
+        self._open, self._replying = threading.Event(), threading.Event()
+        self.heal()
         self._links: list[_Link] = []
         self._to_lose = 0
         self._loss, self._marker = Loss.CUT, b""
@@ -51,14 +51,26 @@ class Proxy:
     def partition(self) -> None:
         """Let nothing through any more, without closing anything."""
         self._open.clear()
+        self._replying.clear()
+
+    def hold_replies(self) -> None:
+        """Let requests through, and keep back what is answered."""
+        self._replying.clear()
 
     def heal(self) -> None:
         """Let everything through again, what was held back first."""
         self._open.set()
+        self._replying.set()
+
+    def cut(self) -> None:
+        """Close every connection there is; new ones are let through."""
+        links, self._links = self._links, []
+        for link in links:
+            link.close()
 
     def close(self) -> None:
         """Refuse connections, and close those there are."""
-        self._open.set()
+        self.heal()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -133,7 +145,7 @@ class _Link:
     def _replies(self) -> None:
         with contextlib.suppress(OSError):
             while chunk := self._server.recv(CHUNK_BYTES):
-                self._proxy._open.wait()
+                self._proxy._replying.wait()
                 self._asking = False
                 if self._loss is Loss.CUT:
                     break

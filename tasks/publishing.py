@@ -66,9 +66,8 @@ class ReliableAMQP(AMQP):  # type: ignore[misc]
             if _is_delayed(options):
                 message.headers["eta"] = None  # the broker waits, not the worker
             try:
-                return send(producer, name, message, **options)
+                return send(_CleanProducer(producer), name, message, **options)
             except BaseException as error:
-                _discard_channel(producer)
                 if ours := _own_error(name, error):
                     raise ours from error
                 raise
@@ -175,10 +174,22 @@ def _is_delayed(options: dict[str, Any]) -> bool:
     return str(getattr(exchange, "name", exchange) or "").startswith(_DELAY_EXCHANGE_PREFIX)
 
 
-def _discard_channel(producer: Any) -> None:
-    """Drop the connection after a failed publish.
+class _CleanProducer:
+    """A producer that drops its connection after each failed publish, those that Celery tries again included.
 
     A returned or timed-out message leaves its confirm unread on the channel; the next publish would take it for
     its own and call a lost message confirmed.
     """
-    producer.connection.collect(socket_timeout=1)
+
+    def __init__(self, producer: Any) -> None:
+        self._producer = producer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def publish(self, *args: Any, **options: Any) -> Any:
+        try:
+            return self._producer.publish(*args, **options)
+        except BaseException:
+            self._producer.connection.collect(socket_timeout=1)
+            raise

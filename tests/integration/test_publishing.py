@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import pika
+import pika.exceptions
 import pytest
 from celery import Celery, chain, group
 from celery.exceptions import QueueNotFound
@@ -14,6 +17,7 @@ from kombu.exceptions import OperationalError
 from broker_topology.deploy import deploy
 from broker_topology.topology import read_topology
 from sandbox.processes import eventually
+from sandbox.proxy import Proxy
 from sandbox.road import close_publisher
 from sandbox.servers import PrivateRabbitMQ, management_url, vhost_url
 from tasks import install
@@ -102,6 +106,37 @@ def test_full_queue_raises(app: Celery, deployed: VirtualHost, channel: pika.cha
     with pytest.raises(PublishRefusedError, match="its queue is full"):
         publish_many(app, 20)
     assert depth(channel, "crm") >= 1
+
+
+def test_callback_published_again_leaves_no_confirm_behind(
+    deployed: VirtualHost, channel: pika.channel.Channel
+) -> None:
+    """A callback whose confirm came late is tried again by Celery; the next publish reads its own answer. (D2)"""
+    with Proxy(urlsplit(deployed.url).port or 0) as proxy:
+        url = deployed.url.replace(f":{urlsplit(deployed.url).port}", f":{proxy.port}", 1)
+        for app in publisher(url):
+            app.send_task("notifications.any")
+            proxy.hold_replies()
+            late = threading.Timer(3.1, proxy.heal)
+            late.start()
+            # py-amqp reads one left-over confirm before each publish, so one alone would do no harm.
+            patient = {"max_retries": 3, "interval_start": 0.2, "interval_step": 0.2}
+            app.amqp._retry_publish(app.send_task, "notifications.any", confirm_timeout=1, retry_policy=patient)
+            late.join()
+            full = {"pattern": "^crm$", "apply-to": "queues", "priority": 20, "definition": {"max-length": 1}}
+            deployed.api("PUT", "/policies/{vhost}/full", full).raise_for_status()
+            eventually(lambda: deployed.api("GET", "/queues/{vhost}/crm").json().get("policy") == "full")
+            channel.confirm_delivery()
+            with pytest.raises(pika.exceptions.NackError):
+                fill(channel, "crm")
+            with pytest.raises(PublishRefusedError, match="its queue is full"):
+                app.send_task("crm.echo")
+
+
+def fill(channel: pika.channel.Channel, queue: str) -> None:
+    """Publish until the queue refuses."""
+    while True:
+        channel.basic_publish("", queue, b"")
 
 
 def publish_many(app: Celery, number: int) -> None:
