@@ -13,7 +13,7 @@ from rich.console import Console
 
 from broker_topology.errors import ConfigurationError
 from broker_topology.topology import read_topology
-from consumers import audit, dead_letters, showing
+from consumers import audit, dead_letters, finding, showing
 from consumers.alert_config import read_alert_config
 from consumers.alert_service import AlertService, Watched
 from consumers.chores import DrainChores
@@ -26,6 +26,7 @@ from consumers.dead_letters import Filter, State
 from consumers.drain import Drain, DrainOptions
 from consumers.failure_notes import FailureNotes
 from consumers.filing import Filing
+from consumers.finding import MAX_COUNTED, MAX_LOOKED_AT, Found
 from consumers.group_commands import COMMANDS
 from consumers.health import AddressTakenError, Health, HealthServer
 from consumers.metrics import DrainMetrics
@@ -156,12 +157,25 @@ def _health_server(settings: Settings, health: Health, metrics: DrainMetrics) ->
 @click.option("--search", help="Text in args or kwargs.")
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000))
 @click.option("--before", type=int, help="Go on from this id: the next page.")
+@click.option(
+    "--exhaustive",
+    is_flag=True,
+    help=f"Look at every letter for --search or a second option, not at the newest {MAX_LOOKED_AT:,} alone.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for scripts.")
 @one_sentence
 def list_letters(
-    states: tuple[str, ...], limit: int, before: int | None, as_json: bool, **filters: str | int | None
+    states: tuple[str, ...],
+    limit: int,
+    before: int | None,
+    exhaustive: bool,
+    as_json: bool,
+    **filters: str | int | None,
 ) -> None:
     """List dead letters, newest first.
+
+    One option beside the state is answered at once, among any number of letters. A text (--search) and further
+    options are looked for among the newest letters that the first option chooses; what was not looked at is said.
 
     \b
     Examples:
@@ -173,20 +187,29 @@ def list_letters(
     where = Filter(states=() if "all" in states else chosen, **filters)  # type: ignore[arg-type]
     engine = database()
     with reading(engine) as connection:
-        letters = dead_letters.page(connection, where, limit=limit, before_id=before)
-        total = dead_letters.count(connection, where)
+        found = finding.find(connection, where, limit=limit, before_id=before, exhaustive=exhaustive)
     if as_json:
-        for letter in letters:
+        for letter in found.letters:
             click.echo(showing.as_json(letter))
-        return
+    else:
+        _tell(found)
+    if found.looked_to is not None:
+        click.echo(
+            f"Only letters from {found.looked_to} on were looked at; older ones: --before {found.looked_to}, "
+            "or all of them: --exhaustive",
+            err=True,
+        )
+
+
+def _tell(found: Found) -> None:
     console = Console()
-    if not letters:
+    if not found.letters:
         console.print("No dead letters.")
         return
-    console.print(showing.letters_table(letters, now=now()))
-    if total > len(letters):
-        many = str(total) if total <= dead_letters.MAX_COUNTED else f"more than {dead_letters.MAX_COUNTED}"
-        console.print(f"{len(letters)} of {many}; the next page: --before {letters[-1]['id']}")
+    console.print(showing.letters_table(found.letters, now=now()))
+    if found.total > len(found.letters):
+        many = str(found.total) if found.total <= MAX_COUNTED else f"more than {MAX_COUNTED}"
+        console.print(f"{len(found.letters)} of {many}; the next page: --before {found.letters[-1]['id']}")
 
 
 @main.command()

@@ -170,7 +170,7 @@ def database_problem(error: Exception) -> str:
 
 def upgrade(engine: sa.Engine, revision: str = "head") -> None:
     """Bring the schema to a revision. Raises DatabaseUnavailableError."""
-    config = _alembic_config()
+    config = alembic_config()
     try:
         with engine.execution_options(writes=True).begin() as connection:
             config.attributes["connection"] = connection
@@ -187,7 +187,7 @@ def schema_revision(engine: sa.Engine) -> str | None:
 
 def head_revision() -> str:
     """The newest revision that this version knows."""
-    head = ScriptDirectory.from_config(_alembic_config()).get_current_head()
+    head = ScriptDirectory.from_config(alembic_config()).get_current_head()
     assert head is not None  # noqa: S101, there is at least one migration
     return head
 
@@ -200,7 +200,7 @@ def require_schema(engine: sa.Engine, *, auto_upgrade: bool = False) -> None:
     current, head = schema_revision(engine), head_revision()
     if current == head:
         return
-    known = {script.revision for script in ScriptDirectory.from_config(_alembic_config()).walk_revisions()}
+    known = {script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()}
     if current is not None and current not in known:
         raise SchemaError(f"the database is at revision {current}, newer than this version: upgrade it")
     if not auto_upgrade:
@@ -209,7 +209,8 @@ def require_schema(engine: sa.Engine, *, auto_upgrade: bool = False) -> None:
     upgrade(engine)
 
 
-def _alembic_config() -> alembic.config.Config:
+def alembic_config() -> alembic.config.Config:
+    """Where the migrations are; the connection goes into its attributes."""
     config = alembic.config.Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     return config

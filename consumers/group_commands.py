@@ -14,19 +14,20 @@ from rich.console import Console
 
 from broker_topology.errors import ConfigurationError
 from consumers import alerts as outbox
-from consumers import audit, groups, showing, showing_groups
+from consumers import audit, finding, groups, showing, showing_groups
 from consumers.alert_config import duration, read_alert_config
 from consumers.alert_service import send_test
 from consumers.audit import Act
 from consumers.database import reading, transaction
-from consumers.dead_letters import LIST_COLUMNS, dead_letters
+from consumers.dead_letters import LIST_COLUMNS, Filter, State, dead_letters
 from consumers.group_state import GroupState
 from consumers.groups import Ignore
-from consumers.regroup import letters_of
 from consumers.regroup import regroup as regroup_letters
 from consumers.shell import EXIT_REFUSED, database, login, now, one_sentence, prepared_settings
 
 PICTURE_HOURS = 24
+
+c = dead_letters.c
 
 
 class _Duration(click.ParamType[timedelta]):
@@ -113,7 +114,9 @@ def show_group(group_id: int, as_json: bool) -> None:
     with reading(database()) as connection:
         group = groups.get(connection, group_id)
         history = audit.audit_of(connection, group_id=group["id"])
-        letters = list(letters_of(connection, group["id"], limit=10))
+        columns = (c.id, c.died_at, c.state, c.queue, c.reason)
+        rows = finding.newest(connection, Filter(group_id=group["id"]), columns, limit=10)
+        letters = [dict(row._mapping) for row in rows]
         hours = groups.hours_of(connection, [group["id"]], since=now() - timedelta(hours=PICTURE_HOURS))
     if as_json:
         shown = showing_groups.described(group) | {"newest_letters": letters, "history": history}
@@ -141,7 +144,7 @@ def settle(group_ids: tuple[int, ...], release: str | None, reason: str, actor: 
     with transaction(database()) as connection:
         for group_id in sorted(group_ids):
             groups.settle(connection, group_id, act, now=now(), release=release)
-            waiting[group_id] = groups.open_letters(connection, group_id)
+            waiting[group_id] = finding.count(connection, Filter(group_id=group_id, states=(State.OPEN,)))
     for group_id, letters in waiting.items():
         click.echo(f"Group {group_id} is settled.{_waiting(letters, group_id)}")
 
@@ -250,7 +253,6 @@ def watch(task: str | None, queue: str | None, every: float, as_json: bool) -> N
       dead-letters watch --task payments.charge_customer
     """
     engine = database()
-    c = dead_letters.c
     with reading(engine) as connection:
         last_id = connection.execute(sa.select(sa.func.max(c.id))).scalar() or 0
     while True:
@@ -322,7 +324,8 @@ def _say(group_ids: tuple[int, ...], state: str) -> None:
 def _waiting(letters: int, group_id: int) -> str:
     if not letters:
         return ""
-    return f" {letters} of its letters are still open: dead-letters list --group {group_id}"
+    many = str(letters) if letters <= finding.MAX_COUNTED else f"More than {finding.MAX_COUNTED}"
+    return f" {many} of its letters are still open: dead-letters list --group {group_id}"
 
 
 for _command in (settle, ignore, reopen):

@@ -16,7 +16,6 @@ import sqlalchemy as sa
 from broker_topology.errors import DeadLetterOfficeError
 from consumers.audit import Act, Action, record
 from consumers.database import BigId, UtcDateTime, metadata
-from consumers.dead_letters import State, dead_letters
 from consumers.group_state import GroupState
 from consumers.letters import storable
 
@@ -65,6 +64,12 @@ failure_groups = sa.Table(
     sqlite_autoincrement=True,
 )
 sa.Index("ix_failure_groups_state_last_seen_at", failure_groups.c.state, failure_groups.c.last_seen_at)
+sa.Index(
+    "ix_failure_groups_task_name_state_last_seen_at",
+    failure_groups.c.task_name,
+    failure_groups.c.state,
+    failure_groups.c.last_seen_at,
+)
 sa.Index("ix_failure_groups_first_seen_at", failure_groups.c.first_seen_at)
 sa.Index(
     "ix_failure_groups_follow_up_at",
@@ -110,13 +115,23 @@ def page(
 ) -> list[dict[str, Any]]:
     """Groups, the one that was seen last first."""
     c = failure_groups.c
-    # A group whose letters all turned out to be something else has nothing to show.
-    query = sa.select(failure_groups).where(c.letters > 0).order_by(c.last_seen_at.desc(), c.id.desc())
-    if states:
-        query = query.where(failure_groups.c.state.in_([state.value for state in states]))
-    if task:
-        query = query.where(failure_groups.c.task_name == task)
-    return [dict(row._mapping) for row in connection.execute(query.limit(limit))]
+    parts = []
+    for state in states or SHOWN_STATES:
+        # Each along its index: of all states together nothing is in order.
+        part = sa.select(c.id, c.last_seen_at).where(c.state == state.value)
+        if task:
+            part = part.where(c.task_name == task)
+        # A group whose letters all turned out to be something else has nothing to show.
+        part = part.where(c.letters > 0).order_by(c.last_seen_at.desc(), c.id.desc()).limit(limit)
+        parts.append(sa.select(part.subquery()))
+    found = sa.union_all(*parts).subquery()
+    newest = sa.select(found.c.id).order_by(found.c.last_seen_at.desc(), found.c.id.desc()).limit(limit)
+    ids = connection.execute(newest).scalars().all()
+    rows = {row.id: dict(row._mapping) for row in connection.execute(sa.select(failure_groups).where(c.id.in_(ids)))}
+    return [rows[group_id] for group_id in ids]
+
+
+SHOWN_STATES = (GroupState.OPEN, GroupState.SETTLED, GroupState.IGNORED)
 
 
 def get(connection: sa.Connection, group_id: int) -> dict[str, Any]:
@@ -145,13 +160,6 @@ def hours_of(
     ):
         found[row.group_id][row.hour] = row.letters
     return found
-
-
-def open_letters(connection: sa.Connection, group_id: int) -> int:
-    """How many letters of a group nobody has decided about."""
-    d = dead_letters.c
-    query = sa.select(sa.func.count()).where(d.group_id == group_id, d.state == State.OPEN.value)
-    return connection.execute(query).scalar_one()
 
 
 def settle(connection: sa.Connection, group_id: int, act: Act, *, now: datetime, release: str | None = None) -> None:

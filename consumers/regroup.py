@@ -8,7 +8,7 @@ at that moment follows it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -218,10 +218,3 @@ def _at_least_0(value: Any) -> Any:
 
 def _hour(moment: datetime) -> datetime:
     return moment.replace(minute=0, second=0, microsecond=0)
-
-
-def letters_of(connection: sa.Connection, group_id: int, *, limit: int) -> Iterator[dict[str, Any]]:
-    """The newest letters of a group, without their bodies."""
-    query = sa.select(d.id, d.died_at, d.state, d.queue, d.reason).where(d.group_id == group_id)
-    for row in connection.execute(query.order_by(d.id.desc()).limit(limit)):
-        yield dict(row._mapping)

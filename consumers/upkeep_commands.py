@@ -65,8 +65,9 @@ def purge_command(
     if dry_run:
         number = retention.purgeable(engine, older_than=now() - age)
         said = {"would_purge": number}
+        many = str(number) if number <= retention.MAX_COUNTED else f"More than {retention.MAX_COUNTED}"
         click.echo(
-            showing.as_json(said) if as_json else f"{number} letters would go. Nothing was deleted; see --no-dry-run."
+            showing.as_json(said) if as_json else f"{many} letters would go. Nothing was deleted; see --no-dry-run."
         )
         return
     act = Act(actor=actor or login(), reason=reason or "")

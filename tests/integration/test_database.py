@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
-from consumers import audit, database, dead_letters, replays
+from consumers import audit, database, dead_letters, finding, replays
 from consumers.database import (
     SchemaError,
     head_revision,
@@ -63,7 +63,7 @@ def test_rows_survive_the_way_from_the_first_revision(database_url: str) -> None
     upgrade(engine)
     assert schema_revision(engine) == head_revision()
     with database.reading(engine) as connection:
-        (letter,) = dead_letters.page(connection, dead_letters.Filter(), limit=10)
+        (letter,) = finding.find(connection, dead_letters.Filter(), limit=10).letters
     assert (letter["identity"], letter["state"], letter["reason"]) == ("i", "open", "rejected")
     engine.dispose()
 
