@@ -5,7 +5,9 @@ Source: kombu.transport.native_delayed_delivery, whose names a test compares wit
 
 from __future__ import annotations
 
-from broker_topology.routing import exchange_type, publishing_binding
+from dataclasses import dataclass
+
+from broker_topology.routing import exchange_type, publishing_binding, topic_matches
 from broker_topology.topology import Binding, Exchange, Queue, Topology
 
 DELAYED_DELIVERY = "delayed delivery"
@@ -20,6 +22,37 @@ def delayed_queues(topology: Topology) -> tuple[tuple[Queue, Binding], ...]:
     bound = ((queue, publishing_binding(topology, queue)) for queue in topology.work_queues)
     return tuple(
         (queue, binding) for queue, binding in bound if binding and exchange_type(topology, binding.source) == "topic"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedKey:
+    """Two work queues that would both get what was delayed for the first."""
+
+    queue: str
+    key: str
+    other: str
+    other_key: str
+
+    def __str__(self) -> str:
+        return (
+            f"routing key {self.key!r} of queue {self.queue} ends with {self.other_key!r} of queue {self.other}: "
+            "a delayed message would be delivered to both"
+        )
+
+
+def shared_keys(topology: Topology) -> tuple[SharedKey, ...]:
+    """Work queues whose routing keys cannot be told apart behind a delay.
+
+    A delayed message carries its key behind 28 digits, and work queues are bound by ``#.key``: what was delayed for
+    ``high.email`` reaches ``email`` as well.
+    """
+    delayed = delayed_queues(topology)
+    return tuple(
+        SharedKey(queue=queue.name, key=binding.routing_key, other=other.name, other_key=pattern.routing_key)
+        for queue, binding in delayed
+        for other, pattern in delayed
+        if other.name != queue.name and topic_matches(delayed_key(pattern.routing_key), binding.routing_key)
     )
 
 

@@ -16,6 +16,7 @@ from broker_topology.errors import DeadLetterOfficeError
 from broker_topology.management import ManagementApi, default_management_url
 from broker_topology.topology import Topology
 from tasks.errors import RedisUnavailableError
+from tasks.installation import SETTINGS
 from tasks.redis_checks import Severity, check_claims
 from tasks.reliability import Reliability
 from tasks.reliable_task import ReliableTask
@@ -68,19 +69,21 @@ def _warning(subject: str, problem: str, fix: str) -> Finding:
     return Finding(grade=Grade.WARNING, subject=subject, problem=problem, fix=fix)
 
 
-SETTINGS: tuple[tuple[str, object, str], ...] = (
-    ("task_acks_late", True, "a worker that is killed loses what it runs"),
-    ("task_reject_on_worker_lost", True, "a task whose process was killed is acked and gone"),
-    ("task_acks_on_failure", False, "failed tasks are acked and gone"),
-    ("task_acks_on_timeout", False, "tasks over their time limit are acked and gone"),
-    ("worker_prefetch_multiplier", 1, "messages wait behind a long task in a worker that others could take"),
-    ("task_create_missing_queues", False, "a typo makes a queue without a dead-letter exchange"),
-    ("broker_channel_error_retry", True, "after a consumer timeout the worker idles for ever"),
-)
+WITHOUT: dict[str, str] = {
+    "task_acks_late": "a worker that is killed loses what it runs",
+    "task_reject_on_worker_lost": "a task whose process was killed is acked and gone",
+    "task_acks_on_failure": "failed tasks are acked and gone",
+    "task_acks_on_timeout": "tasks over their time limit are acked and gone",
+    "worker_prefetch_multiplier": "messages wait behind a long task in a worker that others could take",
+    "task_create_missing_queues": "a typo makes a queue without a dead-letter exchange",
+    "broker_channel_error_retry": "after a consumer timeout the worker idles for ever",
+}
+"""What happens where a setting is not what ``install`` makes it."""
 
 
 def _settings(app: Celery) -> Iterator[Finding]:
-    for name, right, problem in SETTINGS:
+    for name, problem in WITHOUT.items():
+        right = SETTINGS[name]
         if app.conf[name] != right:
             yield _error(name, f"it is {app.conf[name]!r}: {problem}", f"app.conf.{name} = {right!r}")
     if not (app.conf.broker_transport_options or {}).get("confirm_publish"):

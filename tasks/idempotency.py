@@ -43,8 +43,8 @@ from tasks.unguarded_claim import UnguardedClaim
 
 log = structlog.get_logger(__name__)
 
-REDIS_AWAY_PAUSE_SECONDS: Final = 10.0
-"""How long a message waits in the broker while Redis is away."""
+COME_BACK_SECONDS: Final = 10.0
+"""How long a message waits in the broker for another run, or for Redis, to get out of its way."""
 
 BEGIN_PATIENCE_SECONDS: Final = 5.0
 
@@ -179,7 +179,7 @@ class Guard:
 
     def _come_back(self, error: RedisUnavailableError) -> ComeBack:
         log.warning("claim.redis_away", task=self._execution.task_name, error=str(error))
-        return ComeBack(after_seconds=REDIS_AWAY_PAUSE_SECONDS, why="redis_away")
+        return ComeBack(after_seconds=COME_BACK_SECONDS, why="redis_away")
 
     def _settle(self, doubt: InDoubt) -> Verdict:
         """Ask the provider where the policy knows how; a doubt that stays is a person's."""

@@ -9,6 +9,7 @@ import redis
 from celery import Celery
 
 from broker_topology.declare import kombu_queues
+from broker_topology.delays import shared_keys
 from broker_topology.effective import effective_queue
 from broker_topology.errors import ConfigurationError
 from broker_topology.topology import Topology, read_topology
@@ -22,7 +23,6 @@ from tasks.publishing import OUR_CONSUMER, ReliableAMQP, in_whole_seconds, route
 from tasks.reliability import Reliability
 from tasks.reliable_task import ReliableTask
 from tasks.retry_policy import RetryPolicy
-from tasks.startup import check_routing_keys
 
 NOTE_TIMEOUT_SECONDS = 2.0
 """How long a worker waits for Redis to take a note, before it rejects without one."""
@@ -80,7 +80,8 @@ def install(
         topology = read_topology(topology)
     if not topology.work_queues:
         raise ConfigurationError("the topology has no work queue: none has an x-dead-letter-exchange")
-    check_routing_keys(topology)
+    for shared in shared_keys(topology):
+        raise ConfigurationError(str(shared))
     _refuse_foreign_tasks(app)
     app.reliability = Reliability(
         topology=topology,

@@ -35,16 +35,13 @@ from tasks.errors import (
     TaskExitedError,
 )
 from tasks.held_claim import HeldClaim
-from tasks.idempotency import AlreadyDone, ComeBack, Guard, Refuse, Run
+from tasks.idempotency import COME_BACK_SECONDS, AlreadyDone, ComeBack, Guard, Refuse, Run
 from tasks.idempotency_policy import Idempotency
 from tasks.reliability import reliability_of
 from tasks.result_backend import forgiving
 from tasks.results import declared_result_problem
 from tasks.retry_policy import GiveUp, GiveUpReason, RetryIn, RetryPolicy
 from tasks.steps import Step
-
-PAUSE_SECONDS = 10.0
-"""How long a message waits in the broker for another run, or for Redis, to get out of its way."""
 
 
 class ReliableTask(Task):  # type: ignore[misc]
@@ -144,9 +141,9 @@ class ReliableTask(Task):  # type: ignore[misc]
             raise
         except ResultUnrecordedError as error:
             settlement = Settlement(result_json=error.result_json)
-            self._come_back(PAUSE_SECONDS, settlement)
+            self._come_back(COME_BACK_SECONDS, settlement)
         except LeaseLostError:
-            self._come_back(PAUSE_SECONDS)
+            self._come_back(COME_BACK_SECONDS)
         except Reject as rejection:
             if not rejection.requeue:
                 self._note_failure(request, rejection, "rejected")
@@ -190,7 +187,7 @@ class ReliableTask(Task):  # type: ignore[misc]
             case AlreadyDone(result=result):
                 return result
             case ComeBack(after_seconds=seconds):
-                self._come_back(min(seconds, PAUSE_SECONDS))
+                self._come_back(min(seconds, COME_BACK_SECONDS))
             case Refuse(error=error):
                 raise error
             case Run(claim=claim):
@@ -208,7 +205,7 @@ class ReliableTask(Task):  # type: ignore[misc]
             again.apply_async()
         except (DeadLetterOfficeError, OperationalError, OSError) as error:
             # Back to its queue, slowly: each return counts toward the delivery limit.
-            time.sleep(PAUSE_SECONDS)
+            time.sleep(COME_BACK_SECONDS)
             raise Reject(error, requeue=True) from error
         raise Ignore(f"comes back in {seconds:.0f} s")
 

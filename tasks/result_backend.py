@@ -14,10 +14,10 @@ from celery import Task
 from celery.backends.base import DisabledBackend
 
 from broker_topology.message import IDEMPOTENCY_KEY_HEADER
+from tasks.idempotency import COME_BACK_SECONDS
 
 log = structlog.get_logger(__name__)
 
-COME_BACK_SECONDS = 10.0
 MOST_RETURNS = 30
 RETURNS_HEADER = "result_returns"
 

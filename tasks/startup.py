@@ -12,7 +12,7 @@ from kombu import Connection
 
 from broker_topology.declare import kombu_queues
 from broker_topology.effective import matches
-from broker_topology.errors import ConfigurationError, DeadLetterOfficeError
+from broker_topology.errors import DeadLetterOfficeError
 from broker_topology.topology import Queue, Topology
 from tasks.errors import RedisUnavailableError
 from tasks.redis_checks import Severity, check_claims
@@ -126,20 +126,3 @@ def _consumer_timeout(topology: Topology, queue: Queue) -> float:
     ]
     said = [value for value in (queue.arguments.get("x-consumer-timeout"), *policies) if isinstance(value, int)]
     return min(said) / 1000 if said else BROKERS_OWN_TIMEOUT_SECONDS
-
-
-def check_routing_keys(topology: Topology) -> None:
-    """Refuse routing keys of which one is a dotted suffix of another.
-
-    Celery binds work queues to the end of a delay by ``#.key``: a delayed message for ``high.email`` would be
-    delivered to ``email`` as well. Raises ConfigurationError.
-    """
-    queues = kombu_queues(topology)
-    for queue in queues:
-        for other in queues:
-            same = other.name != queue.name and other.routing_key == queue.routing_key
-            if same or other.routing_key.endswith(f".{queue.routing_key}"):
-                raise ConfigurationError(
-                    f"routing key {other.routing_key!r} of queue {other.name} ends with {queue.routing_key!r} of "
-                    f"queue {queue.name}: a delayed message would be delivered to both"
-                )

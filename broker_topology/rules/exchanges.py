@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from broker_topology.delays import shared_keys
 from broker_topology.routing import exchange_type
 from broker_topology.rules.rule import Hit, Rule, Severity
 from broker_topology.rules.subject import Role, Subject
@@ -50,6 +51,11 @@ def _work_queue_unbound(subject: Subject) -> Iterator[Hit]:
                 message="no exchange leads to it: publishers must use the default exchange, where an alternate "
                 "exchange cannot catch what is unroutable",
             )
+
+
+def _shared_key(subject: Subject) -> Iterator[Hit]:
+    for shared in shared_keys(subject.topology):
+        yield Hit(object=f"queue {shared.queue}", message=str(shared))
 
 
 def _exchange_type(subject: Subject) -> Iterator[Hit]:
@@ -101,6 +107,14 @@ RULES = (
         why="The default exchange has no alternate exchange and takes no delayed messages.",
         reference="https://www.rabbitmq.com/docs/exchanges",
         check=_work_queue_unbound,
+    ),
+    Rule(
+        id="routing-key-shared-by-delays",
+        severity=Severity.ERROR,
+        title="The routing key of a work queue ends with that of another",
+        why="Celery binds work queues to the end of a delay by the end of the key, so both get a delayed message.",
+        reference="https://docs.celeryq.dev/en/stable/getting-started/backends-and-brokers/rabbitmq.html",
+        check=_shared_key,
     ),
     Rule(
         id="exchange-type-of-some",

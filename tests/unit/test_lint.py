@@ -214,6 +214,7 @@ BROKEN: list[tuple[str, str, Edit]] = [
         entry("exchanges", 0, arguments={"alternate-exchange": "nowhere"}),
     ),
     ("exchange-without-alternate", "exchange work", entry("exchanges", 0, arguments={})),
+    ("routing-key-shared-by-delays", "queue payments", entry("bindings", 0, routing_key="high.crm")),
     ("direct-exchange-with-delays", "queue payments", entry("exchanges", 0, type="direct")),
     ("work-queue-unbound", "queue payments", lambda d: d["bindings"].pop(0)),
     ("exchange-type-of-some", "exchange work", entry("exchanges", 0, type="x-delayed-message")),

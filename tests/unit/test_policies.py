@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from celery import Celery
 
+from broker_topology.errors import ConfigurationError
 from broker_topology.topology import parse_topology
 from tasks import ReliableTask, RetryPolicy, install
 from tasks.errors import PolicyError
-from tasks.startup import check_routing_keys
 from tests.conftest import DEFINITIONS
 
 BIN = Path(sys.executable).parent
@@ -99,5 +99,5 @@ def test_key_that_ends_with_another_is_refused() -> None:
         if binding["destination"] == "payments":
             binding["routing_key"] = "high.crm"
     topology = parse_topology(json.dumps(definitions))
-    with pytest.raises(Exception, match=r"'high\.crm' of queue payments ends with 'crm' of queue crm"):
-        check_routing_keys(topology)
+    with pytest.raises(ConfigurationError, match=r"'high\.crm' of queue payments ends with 'crm' of queue crm"):
+        install(Celery(set_as_current=False), topology=topology)
