@@ -34,7 +34,7 @@ from consumers.occurrences import announce
 from consumers.outcomes import Outcomes
 from consumers.replay_commands import REPLAY_COMMANDS
 from consumers.settings import Settings
-from consumers.shell import database, now, one_sentence, prepared_settings
+from consumers.shell import EXIT_REFUSED, database, keyring, now, one_sentence, prepared_settings
 from consumers.upkeep_commands import UPKEEP_COMMANDS
 
 USUAL_HEALTH_PORT = 9808
@@ -77,7 +77,7 @@ def drain(auto_upgrade: bool) -> None:
     if not topology.drained_queues:
         raise ConfigurationError(f"{settings.topology_file} has no dead-letter queue to drain")
     alert_config = read_alert_config(settings.alerts_file, settings.alert_urls)
-    engine = open_database(settings.database_url)
+    engine = open_database(settings.database_url, keyring=keyring(settings))
     require_schema(engine, auto_upgrade=auto_upgrade or engine.dialect.name == "sqlite")
     _return_large_blocks()
     notes, health, metrics = FailureNotes(settings.redis_url), Health(), DrainMetrics()
@@ -91,7 +91,7 @@ def drain(auto_upgrade: bool) -> None:
         notes=notes,
         announce=announce,
         filing=filing,
-        chores=DrainChores(engine, notes, health, filing, clock=now).run,
+        chores=DrainChores(engine, notes, health, filing, outcomes, clock=now).run,
         health=health,
         metrics=metrics,
         options=DrainOptions(

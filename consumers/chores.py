@@ -12,6 +12,7 @@ from consumers.database import DatabaseUnavailableError, reading
 from consumers.failure_notes import FailureNotes
 from consumers.filing import Filing
 from consumers.health import Health
+from consumers.outcomes import Outcomes
 
 
 class DrainChores:
@@ -23,11 +24,12 @@ class DrainChores:
         notes: FailureNotes,
         health: Health,
         filing: Filing,
+        outcomes: Outcomes,
         *,
         clock: Callable[[], datetime],
     ) -> None:
         self._engine, self._notes, self._health = engine, notes, health
-        self._filing, self._clock = filing, clock
+        self._filing, self._outcomes, self._clock = filing, outcomes, clock
 
     def run(self) -> None:
         """Find out whether the database answers, complete letters that miss their note, settle what succeeded."""
@@ -37,5 +39,6 @@ class DrainChores:
             self._health.well("database")
             if self._notes.configured:
                 late_notes.complete(self._engine, self._notes, self._filing, now=self._clock())
+            self._outcomes.collect()
         except DatabaseUnavailableError as error:
             self._health.ill("database", str(error))
