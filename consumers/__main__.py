@@ -199,6 +199,9 @@ def list_letters(
             "or all of them: --exhaustive",
             err=True,
         )
+    if found.unsearched:
+        many = str(found.unsearched) if found.unsearched <= MAX_COUNTED else f"more than {MAX_COUNTED}"
+        click.echo(f"--search does not look into encrypted letters: {many} were passed over", err=True)
 
 
 def _tell(found: Found) -> None:
@@ -224,12 +227,15 @@ def show(letter_id: int, as_json: bool) -> None:
       dead-letters show 17
     """
     with reading(database()) as connection:
-        letter = dead_letters.get(connection, letter_id)
+        letter, problem = dead_letters.get_shown(connection, letter_id)
         history = audit.audit_of(connection, letter_id=letter_id)
     if as_json:
         click.echo(showing.as_json(showing.described(letter) | {"history": history}))
     else:
         showing.show_letter(Console(), letter, history)
+    if problem:
+        click.echo(f"dead-letters: {problem}", err=True)
+        sys.exit(EXIT_REFUSED)
 
 
 for _command in (*REPLAY_COMMANDS, *UPKEEP_COMMANDS, *COMMANDS):

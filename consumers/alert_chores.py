@@ -18,6 +18,7 @@ from consumers.database import reading, transaction
 from consumers.filing import group_facts
 from consumers.group_state import GroupState
 from consumers.groups import failure_groups, group_hours
+from consumers.sealing import keyring_of, shown
 
 LISTED = 10
 KEEP_HOURS = timedelta(days=60)
@@ -40,7 +41,7 @@ def follow_up(engine: sa.Engine, config: AlertConfig, *, now: datetime) -> None:
             .with_for_update()
         ).all()
         for row in rows:
-            group = dict(row._mapping)
+            group = shown(keyring_of(connection), "failure_groups", row._mapping)
             since = group["letters"] - group["spoke_letters"]
             quiet = group["state"] != GroupState.OPEN or (group["muted_until"] and group["muted_until"] > now)
             if since >= config.rules.follow_up_at_least and not quiet:
@@ -80,7 +81,10 @@ def end_storms(engine: sa.Engine, config: AlertConfig, *, now: datetime) -> None
                     "held_back": window.held_back,
                     "from": window.window_at,
                     "until": end,
-                    "groups": [_listed(dict(row._mapping), row.letters) for row in rows],
+                    "groups": [
+                        _listed(shown(keyring_of(connection), "failure_groups", row._mapping), row.letters)
+                        for row in rows
+                    ],
                     "command": "dead-letters groups list",
                 },
             )
@@ -122,7 +126,10 @@ def digest(engine: sa.Engine, config: AlertConfig, *, now: datetime) -> None:
                 "period": f"from {begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC",
                 "new_groups": connection.execute(new).scalar_one(),
                 "open_groups": connection.execute(still_open).scalar_one(),
-                "groups": [_listed(dict(row._mapping), int(row.number)) for row in top],
+                "groups": [
+                    _listed(shown(keyring_of(connection), "failure_groups", row._mapping), int(row.number))
+                    for row in top
+                ],
                 "command": "dead-letters groups list",
             },
         )

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 
 from consumers.alert_rules import SEVERITIES, Kind, Severity
 from consumers.database import BigId, UtcDateTime, insert_of, metadata, reading
+from consumers.sealing import keyring_of, sealed, shown
 
 CLAIM_SECONDS = 60
 """How long a delivery belongs to whoever took it: longer than any channel may take."""
@@ -39,6 +40,8 @@ alerts = sa.Table(
     sa.Column("group_id", sa.BigInteger, index=True),
     sa.Column("at", UtcDateTime, nullable=False, index=True),
     sa.Column("payload", sa.Text, nullable=False),
+    # Which key the content of the row is encrypted with: see consumers.sealing.
+    sa.Column("key_id", sa.String(12)),
     sqlite_autoincrement=True,
 )
 
@@ -130,7 +133,11 @@ def write(connection: sa.Connection, alert: Alert, to: Sequence[Addressed], *, n
         "at": now,
         "payload": json.dumps(alert.facts, default=_jsonable),
     }
-    statement = insert_of(connection, alerts).values(row).on_conflict_do_nothing(index_elements=["about"])
+    statement = (
+        insert_of(connection, alerts)
+        .values(sealed(keyring_of(connection), "alerts", row))
+        .on_conflict_do_nothing(index_elements=["about"])
+    )
     alert_id = connection.execute(statement.returning(alerts.c.id)).scalar_one_or_none()
     if alert_id is None:
         return None
@@ -176,15 +183,16 @@ def claim(connection: sa.Connection, channel: str, *, now: datetime, limit: int)
     if not taken:
         return []
     rows = connection.execute(sa.select(alerts).where(alerts.c.id.in_({row.alert_id for row in taken}))).all()
-    known = {row.id: row for row in rows}
+    keyring = keyring_of(connection)
+    known = {row.id: shown(keyring, "alerts", row._mapping) for row in rows}
     return [
         Delivery(
             delivery_id=row.id,
-            uid=known[row.alert_id].uid,
-            kind=Kind(known[row.alert_id].kind),
-            severity=Severity(known[row.alert_id].severity),
-            at=known[row.alert_id].at,
-            facts=json.loads(known[row.alert_id].payload),
+            uid=known[row.alert_id]["uid"],
+            kind=Kind(known[row.alert_id]["kind"]),
+            severity=Severity(known[row.alert_id]["severity"]),
+            at=known[row.alert_id]["at"],
+            facts=json.loads(known[row.alert_id]["payload"]),
             attempts=row.attempts,
         )
         for row in sorted(taken, key=lambda row: row.id)

@@ -48,6 +48,7 @@ class Action(StrEnum):
     REOPEN_GROUP = "reopen_group"
     MUTE_GROUP = "mute_group"
     REGROUP = "regroup"
+    ROTATE_KEYS = "rotate_keys"
 
 
 class ReasonMissingError(DeadLetterOfficeError):

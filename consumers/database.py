@@ -18,6 +18,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from broker_topology.errors import ConfigurationError, DeadLetterOfficeError
+from consumers.keyring import NO_KEYS, Keyring
 
 metadata = sa.MetaData(
     naming_convention={
@@ -63,8 +64,11 @@ class UtcDateTime(sa.types.TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
-def open_database(url: str, *, pool_size: int = 5) -> sa.Engine:
-    """An engine on SQLite or PostgreSQL; connects when it is first used. Raises ConfigurationError."""
+def open_database(url: str, *, pool_size: int = 5, keyring: Keyring = NO_KEYS) -> sa.Engine:
+    """An engine on SQLite or PostgreSQL; connects when it is first used. Raises ConfigurationError.
+
+    Its connections carry the keys that rows are sealed and opened with.
+    """
     if url.startswith(("postgres://", "postgresql://")):
         url = "postgresql+psycopg://" + url.partition("://")[2]
     try:
@@ -88,7 +92,7 @@ def open_database(url: str, *, pool_size: int = 5) -> sa.Engine:
         raise ConfigurationError("DATABASE_URL is not a database address such as sqlite:///x.db") from error
     except ModuleNotFoundError as error:
         raise ConfigurationError(f"{error.name} is missing: pip install 'dead-letter-office[postgresql]'") from error
-    return engine
+    return engine.execution_options(keyring=keyring)
 
 
 # A server that vanished sends no reset: by default the system waits for it for a quarter of an hour or more.

@@ -6,7 +6,7 @@ How letters get in stands in ``consumers.storing``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -15,7 +15,9 @@ import sqlalchemy as sa
 
 from broker_topology.errors import DeadLetterOfficeError
 from consumers.database import BigId, UtcDateTime, metadata
+from consumers.keyring import SealedError
 from consumers.letters import MAX_NAME_LENGTH
+from consumers.sealing import keyring_of, missing_key, opened, shown
 
 
 class State(StrEnum):
@@ -78,6 +80,8 @@ dead_letters = sa.Table(
     sa.Column("claim_state", sa.String(MAX_NAME_LENGTH)),
     sa.Column("note_fingerprint", sa.Text),
     sa.Column("group_id", sa.BigInteger),
+    # Which key the content of the row is encrypted with: see consumers.sealing.
+    sa.Column("key_id", sa.String(12)),
     sqlite_autoincrement=True,
 )
 
@@ -112,6 +116,10 @@ class NoSuchLetterError(DeadLetterOfficeError):
     """There is no such dead letter."""
 
 
+class UnsearchableError(DeadLetterOfficeError):
+    """A text cannot be looked for in encrypted letters, and some of these are: choose them otherwise."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
     """Which letters: every field that is set must hold."""
@@ -128,7 +136,8 @@ class Filter:
     died_after: datetime | None = None
     died_before: datetime | None = None
     search: str | None = None
-    """A text that args or kwargs contain."""
+    """A text that args or kwargs contain; encrypted letters are not looked into."""
+    encrypted: bool | None = None
 
     def clauses(self, c: Any = dead_letters.c) -> list[sa.ColumnElement[bool]]:
         """The filter as SQL conditions, on the table or on a subquery with its columns."""
@@ -140,6 +149,7 @@ class Filter:
             c.task_id: self.task_id,
             c.group_id: self.group_id,
             c.release: self.release,
+            c.encrypted: self.encrypted,
         }
         clauses: list[sa.ColumnElement[bool]] = [
             column == value for column, value in equal.items() if value is not None
@@ -153,9 +163,9 @@ class Filter:
         if self.died_before is not None:
             clauses.append(c.died_at < self.died_before)
         if self.search:
-            clauses.append(
-                c.args.contains(self.search, autoescape=True) | c.kwargs.contains(self.search, autoescape=True)
-            )
+            contains = c.args.contains(self.search, autoescape=True) | c.kwargs.contains(self.search, autoescape=True)
+            # A token may contain any text by chance.
+            clauses.append(contains & c.key_id.is_(None))
         return clauses
 
     @property
@@ -169,11 +179,41 @@ LIST_COLUMNS = tuple(column for column in dead_letters.c if column.name not in _
 
 
 def get(connection: sa.Connection, letter_id: int) -> dict[str, Any]:
-    """One letter with everything. Raises NoSuchLetterError."""
+    """One letter with everything, opened. Raises NoSuchLetterError, SealedError."""
+    return opened(keyring_of(connection), "dead_letters", _get_sealed(connection, letter_id))
+
+
+def get_shown(connection: sa.Connection, letter_id: int) -> tuple[dict[str, Any], str | None]:
+    """One letter as far as it can be opened, and why not all of it can. Raises NoSuchLetterError."""
+    stored, keyring = _get_sealed(connection, letter_id), keyring_of(connection)
+    try:
+        return opened(keyring, "dead_letters", stored), None
+    except SealedError as error:
+        return shown(keyring, "dead_letters", stored), str(error)
+
+
+def _get_sealed(connection: sa.Connection, letter_id: int) -> dict[str, Any]:
     row = connection.execute(sa.select(dead_letters).where(dead_letters.c.id == letter_id)).one_or_none()
     if row is None:
         raise NoSuchLetterError(f"there is no dead letter {letter_id}")
     return dict(row._mapping)
+
+
+def require_keys(connection: sa.Connection, letter_ids: Sequence[int]) -> None:
+    """See that the keys of these letters are at hand. Raises SealedError."""
+    c, known = dead_letters.c, keyring_of(connection).key_ids
+    for start in range(0, len(letter_ids), 500):
+        chunk = letter_ids[start : start + 500]
+        query = sa.select(c.id, c.key_id).where(c.id.in_(chunk), c.key_id.is_not(None), c.key_id.not_in(known))
+        if row := connection.execute(query.limit(1)).first():
+            raise missing_key(row.key_id, f"letter {row.id}")
+
+
+def require_searchable(connection: sa.Connection, where: Filter) -> None:
+    """See that no open letter that a filter might choose hides its text. Raises UnsearchableError."""
+    clauses = replace(where, search=None, encrypted=True, states=(State.OPEN,)).clauses()
+    if connection.execute(sa.select(dead_letters.c.id).where(*clauses).limit(1)).first() is not None:
+        raise UnsearchableError
 
 
 def change_state(

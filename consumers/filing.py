@@ -18,6 +18,7 @@ from consumers.grouping import Groups, Sorted, Spoken, Stack, count
 from consumers.groups import failure_groups
 from consumers.letters import MAX_NAME_LENGTH, Letter, storable
 from consumers.masking import masked_json
+from consumers.sealing import keyring_of, shown
 
 
 class Told(Protocol):
@@ -98,7 +99,8 @@ class Filing:
                 failure_groups.update().where(c.id.in_(silent)).values(spoke_at=None, follow_up_at=None)
             )
         rows = connection.execute(sa.select(failure_groups).where(c.id.in_([one.group_id for one in heard])))
-        groups = {row.id: dict(row._mapping) for row in rows}
+        keyring = keyring_of(connection)
+        groups = {row.id: shown(keyring, "failure_groups", row._mapping) for row in rows}
         for one in heard:
             group, letter = groups[one.group_id], filed[one.letter_id]
             alert = Alert(

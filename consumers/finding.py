@@ -14,6 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from consumers.dead_letters import LIST_COLUMNS, Filter, State, dead_letters
+from consumers.sealing import keyring_of, shown
 
 MAX_COUNTED = 1_000
 """Beyond that many letters their exact number is not worth the wait."""
@@ -34,20 +35,28 @@ class Found:
     """Letters from this page on; ``MAX_COUNTED + 1`` means more than ``MAX_COUNTED``."""
     looked_to: int | None = None
     """The id of the oldest letter that was looked at, where older ones were not; None where all were."""
+    unsearched: int = 0
+    """Encrypted letters, into which a search for a text does not look; counted like ``total``."""
 
 
 def find(
     connection: sa.Connection, where: Filter, *, limit: int, before_id: int | None = None, exhaustive: bool = False
 ) -> Found:
     """The letters that a filter chooses; ``exhaustive`` looks at all of them, however long that takes."""
-    search = _Search(where, before_id, exhaustive=exhaustive)
+    search, keyring = _Search(where, before_id, exhaustive=exhaustive), keyring_of(connection)
     ids = list(connection.execute(search.ids(max(limit, MAX_COUNTED) + 1)).scalars())
     query = sa.select(*LIST_COLUMNS).where(c.id.in_(ids[:limit])).order_by(c.id.desc())
     return Found(
-        letters=[dict(row._mapping) for row in connection.execute(query)] if ids else [],
+        letters=[shown(keyring, "dead_letters", row._mapping) for row in connection.execute(query)] if ids else [],
         total=len(ids),
         looked_to=connection.execute(search.end()).scalar() if search.bounded and len(ids) <= limit else None,
+        unsearched=_unsearched(connection, where, before_id, exhaustive=exhaustive) if where.search else 0,
     )
+
+
+def _unsearched(connection: sa.Connection, where: Filter, before_id: int | None, *, exhaustive: bool) -> int:
+    encrypted = _Search(replace(where, search=None, encrypted=True), before_id, exhaustive=exhaustive)
+    return len(connection.execute(encrypted.ids(MAX_COUNTED + 1)).all())
 
 
 def count(connection: sa.Connection, where: Filter) -> int:

@@ -23,6 +23,7 @@ from consumers.dead_letters import LIST_COLUMNS, Filter, State, dead_letters
 from consumers.group_state import GroupState
 from consumers.groups import Ignore
 from consumers.regroup import regroup as regroup_letters
+from consumers.sealing import keyring_of, shown
 from consumers.shell import EXIT_REFUSED, database, login, now, one_sentence, prepared_settings
 
 PICTURE_HOURS = 24
@@ -262,7 +263,8 @@ def watch(task: str | None, queue: str | None, every: float, as_json: bool) -> N
         if queue:
             query = query.where(c.queue == queue)
         with reading(engine) as connection:
-            letters = [dict(row._mapping) for row in connection.execute(query)]
+            keyring = keyring_of(connection)
+            letters = [shown(keyring, "dead_letters", row._mapping) for row in connection.execute(query)]
         for letter in letters:
             last_id = letter["id"]
             click.echo(showing.as_json(letter) if as_json else showing_groups.letter_line(letter))

@@ -23,6 +23,7 @@ from consumers.fingerprints import RULES_VERSION, Fingerprint
 from consumers.group_state import GroupState
 from consumers.groups import MAX_NAMES, failure_groups, group_hours
 from consumers.letters import storable
+from consumers.sealing import keyring_of, sealed
 
 MAX_KNOWN = 50_000
 """Digests whose group is remembered between batches."""
@@ -109,9 +110,12 @@ def _made(connection: sa.Connection, letters: Sequence[Sorted], now: datetime) -
         }
         for letter in letters
     ]
+    keyring = keyring_of(connection)
     # Sorted by digest: whoever comes second waits for the first to commit, and finds its groups.
     connection.execute(
-        insert_of(connection, failure_groups).values(rows).on_conflict_do_nothing(index_elements=["digest"])
+        insert_of(connection, failure_groups)
+        .values([sealed(keyring, "failure_groups", row) for row in rows])
+        .on_conflict_do_nothing(index_elements=["digest"])
     )
     return _found(connection, [letter.fingerprint.digest for letter in letters])
 

@@ -18,6 +18,7 @@ from consumers.audit import Act, Action, record
 from consumers.database import BigId, UtcDateTime, metadata
 from consumers.group_state import GroupState
 from consumers.letters import storable
+from consumers.sealing import keyring_of, shown
 
 MAX_NAMES = 50
 """How many tasks, queues or releases a group remembers."""
@@ -61,6 +62,8 @@ failure_groups = sa.Table(
     sa.Column("spoke_at", UtcDateTime),
     sa.Column("spoke_letters", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("follow_up_at", UtcDateTime),
+    # Which key the content of the row is encrypted with: see consumers.sealing.
+    sa.Column("key_id", sa.String(12)),
     sqlite_autoincrement=True,
 )
 sa.Index("ix_failure_groups_state_last_seen_at", failure_groups.c.state, failure_groups.c.last_seen_at)
@@ -127,7 +130,9 @@ def page(
     found = sa.union_all(*parts).subquery()
     newest = sa.select(found.c.id).order_by(found.c.last_seen_at.desc(), found.c.id.desc()).limit(limit)
     ids = connection.execute(newest).scalars().all()
-    rows = {row.id: dict(row._mapping) for row in connection.execute(sa.select(failure_groups).where(c.id.in_(ids)))}
+    found_groups = connection.execute(sa.select(failure_groups).where(c.id.in_(ids)))
+    keyring = keyring_of(connection)
+    rows = {row.id: shown(keyring, "failure_groups", row._mapping) for row in found_groups}
     return [rows[group_id] for group_id in ids]
 
 
@@ -144,7 +149,7 @@ def get(connection: sa.Connection, group_id: int) -> dict[str, Any]:
         if row is None:
             break
         if row.merged_into is None:
-            return dict(row._mapping)
+            return shown(keyring_of(connection), "failure_groups", row._mapping)
         wanted = row.merged_into
     raise NoSuchGroupError(f"there is no group {group_id}")
 

@@ -13,7 +13,9 @@ import sqlalchemy as sa
 from broker_topology.notes import MAX_MESSAGE_LENGTH, MAX_TRACEBACK_LENGTH, FailureNote, cut
 from consumers.database import UtcDateTime
 from consumers.dead_letters import State, dead_letters
+from consumers.keyring import Keyring
 from consumers.letters import MAX_NAME_LENGTH, Letter, storable
+from consumers.sealing import SEALED
 
 LARGE_BODY_BYTES = 1024 * 1024
 
@@ -62,7 +64,18 @@ def row_of(arrival: Arrival, now: datetime, group_id: int) -> Row:
         arrival.note_key,
         *(_NO_NOTE if note is None else note_values(note).values()),
         group_id,
+        None,
     )
+
+
+def sealed_row(row: Row, keyring: Keyring, key: str) -> Row:
+    """The same with its content encrypted."""
+    values = list(row)
+    for number in _SEALED:
+        if values[number] is not None:
+            values[number] = keyring.seal(values[number], key=key)
+    values[_ENCRYPTED], values[_KEY_ID] = True, key
+    return tuple(values)
 
 
 def note_values(note: FailureNote) -> dict[str, Any]:
@@ -84,6 +97,8 @@ def note_values(note: FailureNote) -> dict[str, Any]:
 # In the order of the table, which _row follows.
 _COLUMNS = [column.name for column in dead_letters.c if column.name != "id"]
 _NO_NOTE = (None,) * 10
+_SEALED = [_COLUMNS.index(name) for name in SEALED["dead_letters"]]
+_ENCRYPTED, _KEY_ID = _COLUMNS.index("encrypted"), _COLUMNS.index("key_id")
 
 
 def _short(text: object) -> str | None:

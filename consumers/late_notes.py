@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 import sqlalchemy as sa
 import structlog
 
+from broker_topology.notes import FailureNote
 from consumers.database import reading, transaction
 from consumers.dead_letters import dead_letters
 from consumers.failure_notes import FailureNotes
@@ -17,24 +21,39 @@ from consumers.refiling import refile
 log = structlog.get_logger()
 
 BATCH = 500
+AT_A_TIME_SECONDS = 1.0
+"""Letters that arrive meanwhile wait for it."""
 
 
 def complete(engine: sa.Engine, notes: FailureNotes, filing: Filing, *, now: datetime) -> int:
-    """Read the notes that letters still wait for, some at a time; returns how many letters got theirs.
+    """Read the notes that letters still wait for, as many as a moment allows; returns how many letters got theirs.
 
     Each goes into the group of its error. A letter whose note is gone for good waits no longer.
     Raises DatabaseUnavailableError.
     """
+    until = time.monotonic() + AT_A_TIME_SECONDS
+    completed = 0
+    while waiting := _waiting(engine):
+        found = notes.read([row.note_key for row in waiting])
+        if found is None:
+            break
+        completed += _complete(engine, waiting, found, filing, now)
+        if len(waiting) < BATCH or time.monotonic() > until:
+            break
+    return completed
+
+
+def _waiting(engine: sa.Engine) -> Sequence[Any]:
     c = dead_letters.c
     with reading(engine) as connection:
-        waiting = connection.execute(
-            sa.select(c.id, c.note_key).where(c.note_key.is_not(None)).order_by(c.id).limit(BATCH)
-        ).all()
-    if not waiting:
-        return 0
-    found = notes.read([row.note_key for row in waiting])
-    if found is None:
-        return 0
+        query = sa.select(c.id, c.note_key).where(c.note_key.is_not(None)).order_by(c.id).limit(BATCH)
+        return connection.execute(query).all()
+
+
+def _complete(
+    engine: sa.Engine, waiting: Sequence[Any], found: Mapping[str, FailureNote], filing: Filing, now: datetime
+) -> int:
+    c = dead_letters.c
     completed: list[int] = []
     with transaction(engine) as connection:
         for row in waiting:

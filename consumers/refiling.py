@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,6 +15,7 @@ from consumers.filing import Filed, Filing, fingerprint_of_row
 from consumers.grouping import Sorted
 from consumers.groups import lock
 from consumers.regroup import ROW_COLUMNS, adjust
+from consumers.sealing import keyring_of, shown
 
 d = dead_letters.c
 
@@ -36,7 +38,8 @@ def refile(connection: sa.Connection, filing: Filing, letter_ids: Sequence[int],
     Returns what the caller tells ``filing.committed`` after the commit.
     """
     query = sa.select(*ROW_COLUMNS, d.task_id, d.args, d.kwargs).where(d.id.in_(letter_ids)).order_by(d.id)
-    rows = connection.execute(query).all()
+    keyring = keyring_of(connection)
+    rows = [SimpleNamespace(**shown(keyring, "dead_letters", row._mapping)) for row in connection.execute(query)]
     placed = filing.place_sorted(connection, [_sorted(row) for row in rows], now=now)
     filed: list[Filed] = []
     leaving: dict[int, list[Any]] = {}
@@ -56,7 +59,7 @@ def refile(connection: sa.Connection, filing: Filing, letter_ids: Sequence[int],
 
 def _sorted(row: Any) -> Sorted:
     return Sorted(
-        fingerprint=fingerprint_of_row(dict(row._mapping)),
+        fingerprint=fingerprint_of_row(vars(row)),
         task_name=row.task_name,
         error_type=row.error_type,
         queue=row.queue,

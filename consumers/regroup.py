@@ -22,6 +22,7 @@ from consumers.filing import fingerprint_of_row
 from consumers.fingerprints import RULES_VERSION, Fingerprint
 from consumers.group_state import GroupState
 from consumers.groups import failure_groups, group_hours, lock
+from consumers.sealing import keyring_of, opened, sealed
 
 BATCH = 1_000
 
@@ -69,7 +70,7 @@ class Regrouping:
 def regroup(engine: sa.Engine, act: Act | None, *, now: datetime) -> Regrouping:
     """Move every letter to the group of the present rules; without an act only say what would move.
 
-    Raises DatabaseUnavailableError. Interrupted, it is simply run again.
+    Raises DatabaseUnavailableError, SealedError. Interrupted, it is simply run again.
     """
     outcome = Regrouping()
     digests: dict[int, str] = {}
@@ -81,11 +82,12 @@ def regroup(engine: sa.Engine, act: Act | None, *, now: datetime) -> Regrouping:
             if not rows:
                 break
             last_id = rows[-1].id
+            keyring = keyring_of(connection)
             outcome.letters += len(rows)
             digests.update(_digests(connection, {row.group_id for row in rows if row.group_id} - digests.keys()))
             moves: dict[tuple[int | None, Fingerprint], list[Any]] = {}
             for row in rows:
-                made = fingerprint_of_row(dict(row._mapping))
+                made = fingerprint_of_row(opened(keyring, "dead_letters", row._mapping))
                 if row.group_id is None or digests.get(row.group_id) != made.digest:
                     moves.setdefault((row.group_id, made), []).append(row)
             for (group, made), moved in sorted(moves.items(), key=lambda move: move[0][1].digest):
@@ -110,7 +112,7 @@ def _letters_after(last_id: int) -> sa.Select[Any]:
 
 ROW_COLUMNS = (
     d.id, d.group_id, d.task_name, d.queue, d.reason, d.note_reason, d.error_type, d.error_message,
-    d.traceback, d.note_fingerprint, d.died_at, d.replay_key, d.release,
+    d.traceback, d.note_fingerprint, d.died_at, d.replay_key, d.release, d.key_id,
 )  # fmt: skip
 """What of a letter its fingerprint and its group need."""
 
@@ -183,6 +185,7 @@ def _target(
         source = connection.execute(sa.select(failure_groups).where(c.id == group_id)).one()
         inherited = {name: source._mapping[name] for name in (*_INHERITED, "tasks", "queues", "releases")}
         values |= inherited
+    values = sealed(keyring_of(connection), "failure_groups", values)
     statement = failure_groups.insert().values(**values).returning(c.id)
     return int(connection.execute(statement).scalar_one())
 

@@ -24,7 +24,7 @@ from broker_topology.topology import Topology
 from consumers.audit import Act, Action, record
 from consumers.backoff import Backoff
 from consumers.database import reading, transaction
-from consumers.dead_letters import Filter, State, change_state, dead_letters
+from consumers.dead_letters import Filter, State, change_state, dead_letters, require_keys, require_searchable
 from consumers.letters import UNROUTABLE
 from consumers.outcomes import Outcomes
 from consumers.publisher import Answer, Confirmed, Full, Outgoing, Publisher, Refused
@@ -99,10 +99,15 @@ class ReplayReport:
 
 
 def select(engine: sa.Engine, where: Filter, *, limit: int | None = None) -> list[int]:
-    """Ids of the open letters that a filter chooses, oldest first. Raises DatabaseUnavailableError."""
+    """Ids of the open letters that a filter chooses, oldest first.
+
+    Raises UnsearchableError where a text is to be found in letters that are encrypted, DatabaseUnavailableError.
+    """
     c = dead_letters.c
     query = sa.select(c.id).where(*where.clauses(), c.state == State.OPEN.value).order_by(c.id).limit(limit)
     with reading(engine) as connection:
+        if where.search:
+            require_searchable(connection, where)
         return list(connection.execute(query).scalars())
 
 
@@ -162,10 +167,11 @@ def begin(
 ) -> ReplayReport:
     """Freeze a selection: claim the open ones of these letters for a new replay, audited.
 
-    Raises NothingToReplayError, InDoubtError, DatabaseUnavailableError.
+    Raises NothingToReplayError, InDoubtError, SealedError, DatabaseUnavailableError.
     """
     options = options or ReplayOptions()
     with transaction(engine) as database:
+        require_keys(database, letter_ids)
         if options.settle_as is None:
             _require_no_doubt(database, letter_ids)
         replay_id, claimed = freeze(database, act, letter_ids, now=now, options=asdict(options))

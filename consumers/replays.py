@@ -23,6 +23,7 @@ from consumers.audit import Act, Action, record
 from consumers.database import BigId, UtcDateTime, metadata
 from consumers.dead_letters import State, change_state, dead_letters
 from consumers.letters import storable
+from consumers.sealing import keyring_of, opened
 
 
 class ReplayState(StrEnum):
@@ -81,6 +82,8 @@ replay_items = sa.Table(
     # Set where the letter was edited: what is sent instead of the original.
     sa.Column("edited_body", sa.LargeBinary),
     sa.Column("edited_properties", sa.LargeBinary),
+    # Which key the content of the row is encrypted with: see consumers.sealing.
+    sa.Column("key_id", sa.String(12)),
     sa.Index("ix_replay_items_replay_id_state_id", "replay_id", "state", "id"),
     sa.Index("ix_replay_items_letter_id", "letter_id"),
     sqlite_autoincrement=True,
@@ -159,7 +162,7 @@ def get_replay(connection: sa.Connection, replay_id: int) -> dict[str, Any]:
 
 
 def waiting_items(connection: sa.Connection, replay_id: int, *, limit: int) -> list[dict[str, Any]]:
-    """The next items to publish, each with what its letter was."""
+    """The next items to publish, each with what its letter was, opened. Raises SealedError."""
     query = (
         sa.select(
             replay_items.c.id.label("item_id"),
@@ -169,7 +172,8 @@ def waiting_items(connection: sa.Connection, replay_id: int, *, limit: int) -> l
             dead_letters.c.id.label("letter_id"),
             dead_letters.c.body,
             dead_letters.c.properties,
-            dead_letters.c.encrypted,
+            dead_letters.c.key_id,
+            replay_items.c.key_id.label("edit_key_id"),
             dead_letters.c.drained_queue,
             dead_letters.c.queue,
             dead_letters.c.exchange,
@@ -182,7 +186,9 @@ def waiting_items(connection: sa.Connection, replay_id: int, *, limit: int) -> l
         .order_by(replay_items.c.id)
         .limit(limit)
     )
-    return [dict(row._mapping) for row in connection.execute(query)]
+    keyring = keyring_of(connection)
+    letters = [opened(keyring, "dead_letters", row._mapping) for row in connection.execute(query)]
+    return [opened(keyring, "replay_items", item, key="edit_key_id") for item in letters]
 
 
 def mark_published(connection: sa.Connection, item_ids: Sequence[int], *, now: datetime) -> None:

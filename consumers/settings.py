@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from broker_topology.errors import ConfigurationError
@@ -36,6 +36,13 @@ class Settings(BaseSettings):
     )
     alerts_file: Path | None = Field(default=None, description="Who hears which alert: a TOML file; optional")
     alert_urls: str | None = Field(default=None, description="Apprise addresses that hear every alert; optional")
+    encryption_keys: SecretStr | None = Field(
+        default=None, description="Fernet keys that letters are encrypted with at rest, newest first; optional"
+    )
+    encryption_keys_file: Path | None = Field(default=None, description="A file with these keys instead")
+    encrypt_letters: bool | None = Field(
+        default=None, description="Whether new letters are encrypted; by default where there are keys"
+    )
     log_format: str = Field(default="auto", pattern="^(auto|json|text)$", description="auto, json or text")
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$", description="Least severe level")
 
@@ -61,7 +68,7 @@ def effective(settings: Settings) -> list[tuple[str, str, str]]:
     for name, field in Settings.model_fields.items():
         value = getattr(settings, name)
         text = "" if value is None else str(value)
-        if text and any(part in name for part in SECRET_PARTS):
+        if text and any(part in name for part in SECRET_PARTS) and not isinstance(value, Path):
             text = HIDDEN
         shown.append((name.upper(), _PASSWORD.sub(rf"\1{HIDDEN}@", text), field.description or ""))
     return shown

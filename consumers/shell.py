@@ -17,6 +17,7 @@ import structlog
 from broker_topology.errors import BrokerUnavailableError, ConfigurationError, DeadLetterOfficeError
 from consumers.database import DatabaseUnavailableError, open_database, require_schema
 from consumers.drain import DrainFailedError
+from consumers.keyring import Keyring, read_keyring
 from consumers.settings import Settings, read_settings
 
 EXIT_REFUSED = 1
@@ -64,11 +65,18 @@ def prepared_settings() -> Settings:
 
 def database(settings: Settings | None = None) -> sa.Engine:
     """The database, with the schema that this version knows. Raises SchemaError, DatabaseUnavailableError."""
-    engine = open_database((settings or prepared_settings()).database_url)
+    settings = settings or prepared_settings()
+    engine = open_database(settings.database_url, keyring=keyring(settings))
     if context := click.get_current_context(silent=True):
         context.call_on_close(engine.dispose)
     require_schema(engine, auto_upgrade=engine.dialect.name == "sqlite")
     return engine
+
+
+def keyring(settings: Settings) -> Keyring:
+    """The keys of encryption at rest. Raises ConfigurationError."""
+    keys = settings.encryption_keys.get_secret_value() if settings.encryption_keys else None
+    return read_keyring(keys, settings.encryption_keys_file, encrypt=settings.encrypt_letters)
 
 
 def login() -> str:

@@ -14,9 +14,10 @@ from broker_topology.notes import MAX_MESSAGE_LENGTH, cut
 from consumers.database import database_problem, transaction
 from consumers.dead_letters import dead_letters
 from consumers.filing import Filed, Filing
-from consumers.inserting import INSERTS, Arrival, row_of
+from consumers.inserting import INSERTS, Arrival, row_of, sealed_row
 from consumers.letters import storable
 from consumers.replays import link_renewed_deaths
+from consumers.sealing import keyring_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +91,9 @@ def _store_all(engine: sa.Engine, arrivals: Sequence[Arrival], now: datetime, fi
             fresh = _without_redelivered(connection, arrivals, now)
             placed = filing.place(connection, [(arrival.letter, arrival.note) for arrival in fresh], now=now)
             rows = [row_of(arrival, now, group_id) for arrival, (_, group_id) in zip(fresh, placed, strict=True)]
+            keyring = keyring_of(connection)
+            if (key := keyring.sealing_key_id) is not None:
+                rows = [sealed_row(row, keyring, key) for row in rows]
             ids = insert(connection, rows)
             new = []
             for arrival, (about, group_id) in zip(fresh, placed, strict=True):
