@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -32,11 +33,8 @@ class Outage:
     """Where rows can be counted even during the outage; empty where they cannot."""
 
 
-MakeOutage = Callable[[Path, Callable[[], str]], contextlib.AbstractContextManager[Outage]]
-
-
 @contextlib.contextmanager
-def sqlite_full(folder: Path, _postgresql: Callable[[], str]) -> Iterator[Outage]:
+def sqlite_full(folder: Path, _request: pytest.FixtureRequest) -> Iterator[Outage]:
     """A SQLite file on a disk that another file fills."""
     with _small_disk(folder / "disk") as disk:
         url = _with_schema(f"sqlite:///{disk}/letters.db")
@@ -45,7 +43,7 @@ def sqlite_full(folder: Path, _postgresql: Callable[[], str]) -> Iterator[Outage
 
 
 @contextlib.contextmanager
-def sqlite_locked(folder: Path, _postgresql: Callable[[], str]) -> Iterator[Outage]:
+def sqlite_locked(folder: Path, _request: pytest.FixtureRequest) -> Iterator[Outage]:
     """A SQLite file that another process has locked."""
     url = _with_schema(f"sqlite:///{folder}/letters.db")
     blocker = open_database(url)
@@ -56,7 +54,7 @@ def sqlite_locked(folder: Path, _postgresql: Callable[[], str]) -> Iterator[Outa
 
 
 @contextlib.contextmanager
-def sqlite_read_only(folder: Path, _postgresql: Callable[[], str]) -> Iterator[Outage]:
+def sqlite_read_only(folder: Path, _request: pytest.FixtureRequest) -> Iterator[Outage]:
     """A SQLite file on a disk that the kernel turns read-only after an error, and that is mounted anew."""
     _only_for_root()
     image, disk = folder / "image", folder / "disk"
@@ -88,9 +86,9 @@ def sqlite_read_only(folder: Path, _postgresql: Callable[[], str]) -> Iterator[O
 
 
 @contextlib.contextmanager
-def postgresql_full(_folder: Path, postgresql: Callable[[], str]) -> Iterator[Outage]:
+def postgresql_full(_folder: Path, request: pytest.FixtureRequest) -> Iterator[Outage]:
     """A database on a disk of its own that another table fills."""
-    url = sa.make_url(postgresql())
+    url = sa.make_url(request.getfixturevalue("postgresql_url"))
     name = f"small_{uuid.uuid4().hex[:12]}"
     with _disk_of_postgres(name) as disk:
         _admin(url, f"CREATE TABLESPACE {name} LOCATION '{disk}'", f"CREATE DATABASE {name} TABLESPACE {name}")
@@ -118,9 +116,9 @@ def postgresql_full(_folder: Path, postgresql: Callable[[], str]) -> Iterator[Ou
 
 
 @contextlib.contextmanager
-def postgresql_locked(_folder: Path, postgresql: Callable[[], str]) -> Iterator[Outage]:
+def postgresql_locked(_folder: Path, request: pytest.FixtureRequest) -> Iterator[Outage]:
     """A table that somebody else has locked."""
-    url = _with_schema(postgresql())
+    url = _with_schema(request.getfixturevalue("postgresql_url"))
     blocker = open_database(url)
     connection = blocker.connect()
     yield Outage(
@@ -134,9 +132,9 @@ def postgresql_locked(_folder: Path, postgresql: Callable[[], str]) -> Iterator[
 
 
 @contextlib.contextmanager
-def postgresql_read_only(_folder: Path, postgresql: Callable[[], str]) -> Iterator[Outage]:
+def postgresql_read_only(_folder: Path, request: pytest.FixtureRequest) -> Iterator[Outage]:
     """A server that takes connections and refuses to write, as a standby does."""
-    url = sa.make_url(_with_schema(postgresql()))
+    url = sa.make_url(_with_schema(request.getfixturevalue("postgresql_url")))
     setting = f"ALTER DATABASE {url.database} SET default_transaction_read_only"
     yield Outage(
         url=url.render_as_string(hide_password=False),
@@ -148,9 +146,9 @@ def postgresql_read_only(_folder: Path, postgresql: Callable[[], str]) -> Iterat
 
 
 @contextlib.contextmanager
-def postgresql_without_connections(_folder: Path, postgresql: Callable[[], str]) -> Iterator[Outage]:
+def postgresql_without_connections(_folder: Path, request: pytest.FixtureRequest) -> Iterator[Outage]:
     """A server that has no connection left for the drain."""
-    url = sa.make_url(_with_schema(postgresql()))
+    url = sa.make_url(_with_schema(request.getfixturevalue("postgresql_url")))
     role = f"drain_{uuid.uuid4().hex[:12]}"
     _admin(
         url,
@@ -166,6 +164,19 @@ def postgresql_without_connections(_folder: Path, postgresql: Callable[[], str])
         count_url=url.render_as_string(hide_password=False),
     )
     _admin(url, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+@contextlib.contextmanager
+def postgresql_stopped(_folder: Path, request: pytest.FixtureRequest) -> Iterator[Outage]:
+    """A server that crashes and is away for 30 s."""
+    server = request.getfixturevalue("own_postgresql")
+    url = _with_schema(server.url)
+
+    def start_after_a_while() -> None:
+        time.sleep(30)  # how long it is away is the point
+        server.start()
+
+    yield Outage(url=url, words="connection", begin=server.kill, end=start_after_a_while)
 
 
 _END_SESSIONS = (

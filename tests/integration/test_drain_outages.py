@@ -31,14 +31,15 @@ BEFORE, DURING = 20, 300
         outages.sqlite_read_only,
         outages.postgresql_full,
         outages.postgresql_locked,
-        outages.postgresql_read_only,
-        outages.postgresql_without_connections,
+        pytest.param(outages.postgresql_read_only, marks=pytest.mark.soak),
+        pytest.param(outages.postgresql_without_connections, marks=pytest.mark.soak),
+        pytest.param(outages.postgresql_stopped, marks=pytest.mark.soak),
     ],
     ids=lambda make: make.__name__,
 )
 def outage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Outage]:
     """A database that can go away."""
-    with request.param(tmp_path, lambda: request.getfixturevalue("postgresql_url")) as outage:
+    with request.param(tmp_path, request) as outage:
         yield outage
 
 
