@@ -21,8 +21,8 @@ from sandbox.faults import Fault
 from tasks import Idempotency, ReliableTask, TransientFailure
 from tasks.outside import call
 from tasks.reliability import reliability_of
+from tasks.request import ReliableRequest
 from tasks.testing import ClaimPoints, Point
-from tasks.worker import ReliableRequest
 
 LEASE_SECONDS = 1.5
 STOPPING_SECONDS = 0.3

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 from celery.app.task import Context
 from celery.exceptions import Reject, SoftTimeLimitExceeded
@@ -59,6 +61,29 @@ def note_failure(reliability: Reliability, request: Context, error: BaseExceptio
         fingerprint=getattr(error, "fingerprint", None),
     )
     reliability.notes.failure({**(request.headers or {}), "id": request.id}, note)
+
+
+def workers_note(
+    headers: Mapping[str, Any],
+    reason: str,
+    error: BaseException,
+    hostname: str,
+    *,
+    release: str | None = None,
+) -> FailureNote:
+    """What the worker's main process says of a message that no run of its own speaks for."""
+    error_type, text = describe_error(error)
+    retries = headers.get("retries")
+    return FailureNote(
+        reason=reason,
+        error_type=error_type,
+        error_message=text,
+        failed_at=datetime.now(UTC),
+        retries=retries if isinstance(retries, int) else 0,
+        hostname=hostname,
+        pid=os.getpid(),
+        release=release,
+    )
 
 
 def note_outcome(reliability: Reliability, request: Context) -> None:

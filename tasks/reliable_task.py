@@ -54,7 +54,7 @@ class ReliableTask(Task):  # type: ignore[misc]
     """
 
     abstract = True
-    Request = "tasks.worker:ReliableRequest"
+    Request = "tasks.request:ReliableRequest"
 
     idempotency: ClassVar[Idempotency | None] = None
     """What guards the task against running twice; publishing it then needs ``idempotency_key=``."""
