@@ -17,6 +17,7 @@ from consumers.failure_notes import FailureNotes
 from consumers.filing import Filing
 from consumers.inserting import note_values
 from consumers.refiling import refile
+from consumers.sealing import keyring_of, sealed_with
 
 log = structlog.get_logger()
 
@@ -46,8 +47,8 @@ def complete(engine: sa.Engine, notes: FailureNotes, filing: Filing, *, now: dat
 def _waiting(engine: sa.Engine) -> Sequence[Any]:
     c = dead_letters.c
     with reading(engine) as connection:
-        query = sa.select(c.id, c.note_key).where(c.note_key.is_not(None)).order_by(c.id).limit(BATCH)
-        return connection.execute(query).all()
+        query = sa.select(c.id, c.note_key).where(c.note_key.is_not(None), _openable(connection))
+        return connection.execute(query.order_by(c.id).limit(BATCH)).all()
 
 
 def _complete(
@@ -56,13 +57,26 @@ def _complete(
     c = dead_letters.c
     completed: list[int] = []
     with transaction(engine) as connection:
-        for row in waiting:
+        keyring = keyring_of(connection)
+        # Held, so that no change of keys comes in between.
+        held = sa.select(c.id, c.note_key, c.key_id).where(
+            c.id.in_([row.id for row in waiting]), _openable(connection)
+        )
+        for row in connection.execute(held.order_by(c.id).with_for_update()).all():
             note = found.get(row.note_key)
-            values = {"note_key": None} | (note_values(note) if note else {})
-            connection.execute(dead_letters.update().where(c.id == row.id).values(**values))
+            values = note_values(note) if note else {}
+            if row.key_id is not None:
+                values = sealed_with(keyring, row.key_id, "dead_letters", values)
+            connection.execute(dead_letters.update().where(c.id == row.id).values(**values | {"note_key": None}))
             if note is not None:
                 completed.append(row.id)
         filed = refile(connection, filing, completed, now=now) if completed else []
     filing.committed(filed)
     log.info("failure_notes.completed", letters=len(completed), gone=len(waiting) - len(completed))
     return len(completed)
+
+
+def _openable(connection: sa.Connection) -> sa.ColumnElement[bool]:
+    """What is encrypted with a key that is not at hand waits for it."""
+    c = dead_letters.c
+    return c.key_id.is_(None) | c.key_id.in_(keyring_of(connection).key_ids)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
 
 import click
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from consumers import retention, showing
+from consumers import retention, rotation, showing
 from consumers.alert_config import duration
 from consumers.audit import Act
 from consumers.database import open_database, schema_revision, upgrade
+from consumers.rotation import Rotation
 from consumers.settings import effective
-from consumers.shell import database, login, now, one_sentence, prepared_settings
+from consumers.shell import EXIT_REFUSED, database, login, now, one_sentence, prepared_settings
 
 
 @click.command("config")
@@ -77,7 +80,7 @@ def purge_command(
 
 @click.group("db")
 def db_command() -> None:
-    """The schema of the database."""
+    """The schema of the database, and the keys that its content is encrypted with."""
 
 
 @db_command.command("upgrade")
@@ -94,6 +97,62 @@ def db_upgrade() -> None:
     upgrade(engine)
     after = schema_revision(engine)
     click.echo(f"The schema is at {after} already." if before == after else f"The schema is at {after} now.")
+
+
+@db_command.command("rotate-keys")
+@click.option("--dry-run/--no-dry-run", default=True, show_default=True, help="Only say how many rows would change.")
+@click.option("--reason", help="Why; required with --no-dry-run, it stands in the audit log.")
+@click.option("--by", "actor", help="Who; the login by default.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, for scripts.")
+@one_sentence
+def db_rotate_keys(dry_run: bool, reason: str | None, actor: str | None, as_json: bool) -> None:
+    """Encrypt what is stored with the first of ENCRYPTION_KEYS, whether it is clear or has an older key.
+
+    With ENCRYPT_LETTERS=false it is decrypted instead. Cut off, it is simply run again. Says only how many rows
+    would change, unless --no-dry-run is given.
+
+    \b
+    Examples:
+      ENCRYPTION_KEYS=new,old dead-letters db rotate-keys
+      ENCRYPTION_KEYS=new,old dead-letters db rotate-keys --no-dry-run --reason "yearly rotation"
+    """
+    engine = database()
+    if dry_run:
+        found = rotation.survey(engine)
+        _tell_rotation(found, as_json=as_json, dry_run=True)
+        return
+    act = Act(actor=actor or login(), reason=reason or "")
+    bars = Progress(TextColumn("{task.description}"), BarColumn(), console=Console(stderr=True), transient=True)
+    with bars:
+        bar = bars.add_task("encrypting")
+
+        def watch(at: Rotation) -> None:
+            total = at.waiting.total()
+            bars.update(bar, description=f"{at.done} of {total} rows", completed=at.done, total=total)
+
+        found = rotation.rotate(engine, act, clock=now, watch=watch)
+    _tell_rotation(found, as_json=as_json, dry_run=False)
+    if found.unopened_rows:
+        sys.exit(EXIT_REFUSED)
+
+
+def _tell_rotation(found: Rotation, *, as_json: bool, dry_run: bool) -> None:
+    if as_json:
+        waiting = [{"table": table, "key": key, "rows": number} for (table, key), number in found.waiting.items()]
+        said = {"to": found.to, "rows": waiting, "done": found.done, "unopened": found.unopened_rows}
+        click.echo(showing.as_json(said | {"applied": not dry_run}))
+        return
+    for (table, key), number in sorted(found.waiting.items(), key=str):
+        click.echo(f"{table.replace('_', ' ')}: {number} {f'with key {key}' if key else 'clear'}", err=not dry_run)
+    aim = f"encrypted with key {found.to}" if found.to else "clear"
+    if dry_run:
+        click.echo(f"{found.waiting.total()} rows would become {aim}. Nothing was changed; see --no-dry-run.")
+        return
+    click.echo(f"{found.done} rows are {aim} now.")
+    for problem in found.unopened[:20]:
+        click.echo(f"It stays as it is: {problem}", err=True)
+    if found.unopened_rows:
+        click.echo(f"{found.unopened_rows} rows could not be opened and stay as they are.", err=True)
 
 
 UPKEEP_COMMANDS = (config_command, purge_command, db_command)
