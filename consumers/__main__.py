@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import signal
 import sys
+import threading
 from typing import NoReturn
 
 import click
@@ -20,7 +21,6 @@ from consumers.chores import DrainChores
 from consumers.database import (
     open_database,
     reading,
-    require_schema,
 )
 from consumers.dead_letters import Filter, State
 from consumers.drain import Drain, DrainOptions
@@ -35,6 +35,7 @@ from consumers.outcomes import Outcomes
 from consumers.replay_commands import REPLAY_COMMANDS
 from consumers.settings import Settings
 from consumers.shell import EXIT_REFUSED, database, keyring, now, one_sentence, prepared_settings
+from consumers.startup import until_schema_is_known
 from consumers.upkeep_commands import UPKEEP_COMMANDS
 
 USUAL_HEALTH_PORT = 9808
@@ -78,7 +79,6 @@ def drain(auto_upgrade: bool) -> None:
         raise ConfigurationError(f"{settings.topology_file} has no dead-letter queue to drain")
     alert_config = read_alert_config(settings.alerts_file, settings.alert_urls)
     engine = open_database(settings.database_url, keyring=keyring(settings))
-    require_schema(engine, auto_upgrade=auto_upgrade or engine.dialect.name == "sqlite")
     _return_large_blocks()
     notes, health, metrics = FailureNotes(settings.redis_url), Health(), DrainMetrics()
     outcomes = Outcomes(settings.redis_url, engine, clock=now)
@@ -111,13 +111,23 @@ def drain(auto_upgrade: bool) -> None:
             storing_problem=lambda: health.problem("database"),
         ),
     )
+    stopping = threading.Event()
+
+    def stop(*_: object) -> None:
+        stopping.set()
+        service.stop()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: service.stop())
-    speaker.start()
+        signal.signal(number, stop)
     try:
-        service.run()
+        upgrades = auto_upgrade or engine.dialect.name == "sqlite"
+        if until_schema_is_known(engine, health, stopping, auto_upgrade=upgrades):
+            speaker.start()
+            try:
+                service.run()
+            finally:
+                speaker.stop()
     finally:
-        speaker.stop()
         server.close()
         outcomes.close()
         engine.dispose()

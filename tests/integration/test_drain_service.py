@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import random
 import signal
+import time
 from pathlib import Path
 
 import httpx
 import pytest
 import sqlalchemy as sa
 
+from broker_topology.deploy import deploy
 from consumers.database import open_database, require_schema
 from sandbox.processes import eventually, free_port
 from sandbox.servers import PrivatePostgreSQL, PrivateRabbitMQ
 from tests.conftest import VirtualHost
 from tests.integration.drain_processes import StartDrain, body_count, letters, readiness, row_count
-from tests.integration.mailroom import DEAD_LETTER_QUEUE, depth, publish, raw_properties, task_headers
+from tests.integration.mailroom import DEAD_LETTER_QUEUE, TOPOLOGY, depth, publish, raw_properties, task_headers
 
 
 def test_sigterm_finishes_the_batch_and_exits_with_zero(
@@ -106,13 +108,31 @@ def test_health_follows_the_database(
     engine.dispose()
 
 
+def test_a_database_that_is_away_at_the_start_is_waited_for(
+    deployed: VirtualHost, own_postgresql: PrivatePostgreSQL, start_drain: StartDrain
+) -> None:
+    """The drain lives and says why it is not ready, can be stopped, and begins once the database answers (D1)."""
+    engine = open_database(own_postgresql.url)
+    require_schema(engine, auto_upgrade=True)
+    own_postgresql.kill()
+    publish(deployed.url, letters(10))
+    port = free_port()
+    drain = start_drain(deployed.url, own_postgresql.url, HEALTH_PORT=str(port))
+    eventually(lambda: "database: the database refuses" in "".join(readiness(port)["reasons"]))
+    assert httpx.get(f"http://127.0.0.1:{port}/livez", timeout=5).status_code == 200
+    assert drain.stop() == 0
+    start_drain(deployed.url, own_postgresql.url, HEALTH_PORT=str(port))
+    eventually(lambda: readiness(port)["ok"] is False)
+    own_postgresql.start()
+    eventually(lambda: row_count(engine) == 10)
+    eventually(lambda: readiness(port)["ok"])
+    engine.dispose()
+
+
 def test_a_broker_that_restarts_loses_and_doubles_nothing(
     own_rabbitmq: PrivateRabbitMQ, tmp_path: Path, start_drain: StartDrain
 ) -> None:
     """The broker crashes again and again under a drain: each letter is one row (D1, D3)."""
-    from broker_topology.deploy import deploy  # noqa: PLC0415
-    from tests.integration.mailroom import TOPOLOGY  # noqa: PLC0415
-
     url = own_rabbitmq.url + "/%2F"
     deploy(TOPOLOGY, url, management_url=own_rabbitmq.management_url)
     database_url = f"sqlite:///{tmp_path}/letters.db"
@@ -129,6 +149,45 @@ def test_a_broker_that_restarts_loses_and_doubles_nothing(
     publish(url, letters(1))
     eventually(lambda: row_count(engine) == 3001)
     assert depth(url, DEAD_LETTER_QUEUE) == 0
+    engine.dispose()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("fault", ["broker restarted", "postgresql stopped"])
+def test_two_drains_that_are_killed_while_their_servers_fail_lose_and_double_nothing(
+    own_rabbitmq: PrivateRabbitMQ, own_postgresql: PrivatePostgreSQL, start_drain: StartDrain, fault: str
+) -> None:
+    """20,000 letters, SIGKILLs, and a broker that crashes every few seconds or 30 s without a database (D1, D3)."""
+    url, rounds, share = own_rabbitmq.url + "/%2F", 20, 1000
+    deploy(TOPOLOGY, url, management_url=own_rabbitmq.management_url)
+    engine = open_database(own_postgresql.url)
+    require_schema(engine, auto_upgrade=True)
+    drains = [start_drain(url, own_postgresql.url) for _ in range(2)]
+
+    def replace(number: int) -> None:
+        drains[number % 2].kill()
+        drains[number % 2] = start_drain(url, own_postgresql.url)
+
+    rng = random.Random(rounds)
+    for number in range(rounds):
+        publish(url, letters(share))
+        goal = number * share + rng.randrange(share)
+        eventually(lambda goal=goal: row_count(engine) >= goal, every=0.005)  # type: ignore[misc]
+        replace(number)
+        if fault == "broker restarted":
+            own_rabbitmq.restart()
+        elif number == rounds // 2:
+            own_postgresql.kill()
+            for victim in range(10):
+                time.sleep(3)  # how long it is away is the point
+                replace(victim)
+            own_postgresql.start()
+    eventually(lambda: body_count(engine) == rounds * share, seconds=120)
+    eventually(lambda: depth(url, DEAD_LETTER_QUEUE) == 0)
+    assert [drain.stop() for drain in drains] == [0, 0]
+    assert depth(url, DEAD_LETTER_QUEUE) == 0
+    assert row_count(engine) == rounds * share
     engine.dispose()
 
 
