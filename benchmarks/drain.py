@@ -29,6 +29,7 @@ from consumers.database import open_database, require_schema
 from consumers.dead_letters import dead_letters
 from consumers.drain import Drain, DrainOptions
 from consumers.failure_notes import FailureNotes
+from consumers.filing import Filing
 from consumers.storing import Stored
 from sandbox import servers
 
@@ -189,6 +190,15 @@ def drain_rate(url: str, database_url: str, letters: int) -> float:
     """Our drain, from its start until the last letter is committed."""
     engine = fresh_database(database_url)
     fill(url, letters)
+    rate = timed_drain(url, engine, letters, notes=FailureNotes(None))
+    engine.dispose()
+    return rate
+
+
+def timed_drain(
+    url: str, engine: sa.Engine, letters: int, *, notes: FailureNotes, filing: Filing | None = None
+) -> float:
+    """Letters a second of one drain, from its start until that many are committed."""
     count = 0
     done = threading.Event()
 
@@ -202,18 +212,18 @@ def drain_rate(url: str, database_url: str, letters: int) -> float:
         amqp_url=url,
         topology=TOPOLOGY,
         engine=engine,
-        notes=FailureNotes(None),
+        notes=notes,
         options=DrainOptions(),
         announce=announce,
+        filing=filing,
     )
     thread = threading.Thread(target=drain.run)
     started = time.perf_counter()
     thread.start()
-    done.wait(120)
+    done.wait(300)
     took = time.perf_counter() - started
     drain.stop()
     thread.join()
-    engine.dispose()
     return letters / took
 
 

@@ -10,19 +10,16 @@ import argparse
 import json
 import statistics
 import tempfile
-import threading
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import sqlalchemy as sa
 
-from benchmarks.drain import QUEUE, TOPOLOGY, fill, fresh_database
+from benchmarks.drain import QUEUE, TOPOLOGY, fill, fresh_database, timed_drain
 from broker_topology.deploy import deploy
 from broker_topology.notes import FailureNote
 from consumers.alerts import alerts
-from consumers.drain import Drain, DrainOptions
 from consumers.failure_notes import FailureNotes
 from consumers.filing import Filed, Filing, sorted_letter
 from consumers.fingerprints import Remembered
@@ -30,7 +27,6 @@ from consumers.grouping import Sorted
 from consumers.groups import failure_groups, group_hours
 from consumers.inserting import Arrival
 from consumers.letters import Letter
-from consumers.storing import Stored
 from sandbox import servers
 
 TRACEBACK = """Traceback (most recent call last):
@@ -148,38 +144,15 @@ def drain_rate(url: str, address: str, letters: int, *, noted: bool, grouped: bo
         for table in (alerts, group_hours, failure_groups):
             connection.execute(table.delete())
     fill(url, letters)
-    count = 0
-    done = threading.Event()
-
-    def announce(stored: Stored) -> None:
-        nonlocal count
-        count += len(stored.new)
-        if count >= letters:
-            done.set()
-
-    drain = Drain(
-        amqp_url=url,
-        topology=TOPOLOGY,
-        engine=engine,
-        notes=Notes(noted=noted),
-        options=DrainOptions(),
-        announce=announce,
-        filing=Filing() if grouped else NoGroups(),
-    )
-    thread = threading.Thread(target=drain.run)
-    started = time.perf_counter()
-    thread.start()
-    done.wait(300)
-    took = time.perf_counter() - started
-    drain.stop()
-    thread.join()
+    filing = Filing() if grouped else NoGroups()
+    rate = timed_drain(url, engine, letters, notes=Notes(noted=noted), filing=filing)
     with engine.connect() as connection:
         spoken = connection.execute(sa.select(alerts.c.kind)).scalars().all()
         counted = connection.execute(sa.select(failure_groups.c.letters)).scalars().all()
     engine.dispose()
     if grouped and (spoken != ["first_occurrence"] or counted != [letters]):
         raise SystemExit(f"{letters} letters of one failure in {QUEUE} gave {spoken} and {counted}")
-    return letters / took
+    return rate
 
 
 if __name__ == "__main__":

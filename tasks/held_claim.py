@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from billiard.exceptions import SoftTimeLimitExceeded
 
 from broker_topology.message import key_problem
+from tasks.claim import Execution
 from tasks.errors import StepError
 from tasks.steps import Step
 
@@ -66,6 +68,36 @@ class HeldClaim(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+class KeyedClaim:
+    """What any claim knows of its own key and time."""
+
+    def __init__(self, execution: Execution, *, began_at: float) -> None:
+        self._execution = execution
+        self._began_at = began_at
+        """On the monotonic clock."""
+        self._opened: set[str] = set()
+
+    @property
+    def key(self) -> str:
+        """The caller's idempotency key."""
+        return self._execution.key
+
+    @property
+    def effect_key(self) -> str:
+        """The caller's key with the task's name: unique among tasks, for the ledger."""
+        return self._execution.effect_key
+
+    @property
+    def provider_key(self) -> str:
+        """Stable across attempts: for services that have idempotency keys of their own."""
+        return self._execution.provider_key()
+
+    @property
+    def lease_share(self) -> float:
+        """How near the run has come to its lease: 1.0 is a whole lease since begin."""
+        return (time.monotonic() - self._began_at) / self._execution.lease_seconds
 
 
 def is_interruption(kind: type[BaseException] | None) -> bool:

@@ -11,7 +11,7 @@ import structlog
 
 from tasks.claim import Acquired, Claims, Completed, Conflict, Execution, FinishedStep, Held, Late
 from tasks.errors import LeaseLostError, RedisUnavailableError, ResultUnrecordedError
-from tasks.held_claim import check_step, is_interruption
+from tasks.held_claim import KeyedClaim, check_step, is_interruption
 from tasks.lease import RENEWALS
 from tasks.results import keep, restore
 from tasks.steps import Step
@@ -24,7 +24,7 @@ SHORTEST_PATIENCE_SECONDS: Final = 1.0
 ABANDON_PATIENCE_SECONDS: Final = 1.0
 
 
-class LeasedClaim:
+class LeasedClaim(KeyedClaim):
     """A claim in Redis, renewed from a thread while the ``with`` block runs.
 
     The block's end abandons what was not completed: as failed where an exception says that the run failed,
@@ -40,13 +40,12 @@ class LeasedClaim:
         deadline: float,
         max_result_bytes: float,
     ) -> None:
-        self._claims, self._execution, self._acquired = claims, execution, acquired
-        self._began_at = deadline - execution.lease_seconds
+        super().__init__(execution, began_at=deadline - execution.lease_seconds)
+        self._claims, self._acquired = claims, acquired
         self._deadline = deadline
         """On the monotonic clock; counted from before the question was sent, so never later than Redis'."""
         self._max_result_bytes = max_result_bytes
         self._lost = self._ended = False
-        self._opened: set[str] = set()
 
     @property
     def fence(self) -> int:
@@ -57,26 +56,6 @@ class LeasedClaim:
     def attempt(self) -> int:
         """1 for the first run of the key."""
         return self._acquired.attempt
-
-    @property
-    def key(self) -> str:
-        """The caller's idempotency key."""
-        return self._execution.key
-
-    @property
-    def effect_key(self) -> str:
-        """The caller's key with the task's name: unique among tasks, for the ledger."""
-        return self._execution.effect_key
-
-    @property
-    def provider_key(self) -> str:
-        """Stable across attempts: for services that have idempotency keys of their own."""
-        return self._execution.provider_key()
-
-    @property
-    def lease_share(self) -> float:
-        """How near the run has come to its lease: 1.0 is a whole lease since begin."""
-        return (time.monotonic() - self._began_at) / self._execution.lease_seconds
 
     @property
     def lost(self) -> bool:

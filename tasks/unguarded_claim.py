@@ -8,41 +8,20 @@ from typing import Any, Self
 
 from tasks.claim import Claims, Conflict, Execution
 from tasks.errors import RedisUnavailableError
-from tasks.held_claim import check_step
+from tasks.held_claim import KeyedClaim, check_step
 from tasks.results import keep, restore
 from tasks.steps import Step
 
 
-class UnguardedClaim:
+class UnguardedClaim(KeyedClaim):
     """Stands in for a claim while Redis is away, where the ledger is the guard (``redis_down="ledger"``)."""
 
     fence: None = None
     attempt = 1
 
     def __init__(self, claims: Claims, execution: Execution, max_result_bytes: float) -> None:
-        self._claims, self._execution, self._max_result_bytes = claims, execution, max_result_bytes
-        self._began_at = time.monotonic()
-        self._opened: set[str] = set()
-
-    @property
-    def key(self) -> str:
-        """The caller's idempotency key."""
-        return self._execution.key
-
-    @property
-    def effect_key(self) -> str:
-        """The caller's key with the task's name: unique among tasks, for the ledger."""
-        return self._execution.effect_key
-
-    @property
-    def provider_key(self) -> str:
-        """Stable across attempts: for services that have idempotency keys of their own."""
-        return self._execution.provider_key()
-
-    @property
-    def lease_share(self) -> float:
-        """There is no lease; how long a claim's would have run."""
-        return (time.monotonic() - self._began_at) / self._execution.lease_seconds
+        super().__init__(execution, began_at=time.monotonic())
+        self._claims, self._max_result_bytes = claims, max_result_bytes
 
     def ensure_held(self) -> None:
         """There is nothing to lose: the ledger decides."""
