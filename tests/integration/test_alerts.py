@@ -250,20 +250,21 @@ def test_a_channel_that_is_gone_for_good_is_given_up(engine: sa.Engine) -> None:
             eventually(lambda: _states(engine)["silent"] == DeliveryState.FAILED)
 
 
-def test_a_storm_of_one_group_is_one_alert_and_one_follow_up(engine: sa.Engine) -> None:
+@pytest.mark.parametrize("letters", [10_000, pytest.param(100_000, marks=pytest.mark.soak)])
+def test_a_storm_of_one_group_is_one_alert_and_one_follow_up(engine: sa.Engine, letters: int) -> None:
     """However many letters come, two messages say it, the second with the count (D4)."""
     config = AlertConfig(rules=AlertRules(follow_up_after=timedelta(minutes=5)))
     filing = Filing(config)
-    for batch in range(20):
-        letters = [arrival(f"order {number} was declined") for number in range(1_000)]
-        store(engine, letters, now=later(seconds=batch), filing=filing)
+    for batch in range(letters // 1_000):
+        arrivals = [arrival(f"order {number} was declined") for number in range(1_000)]
+        store(engine, arrivals, now=later(seconds=batch), filing=filing)
         alert_chores.follow_up(engine, config, now=later(seconds=batch))
     for minutes in (6, 7, 20, 40):
         store(engine, [arrival("order 1 was declined")], now=later(minutes=minutes), filing=filing)
         alert_chores.follow_up(engine, config, now=later(minutes=minutes))
     spoken = _spoken(engine)
     assert [kind for kind, _ in spoken] == ["first_occurrence", "follow_up"]
-    assert spoken[1][1]["since_then"] == 20_000 - 1_000 + 1
+    assert spoken[1][1]["since_then"] == letters - 1_000 + 1
 
 
 def test_a_storm_of_groups_is_summarised_when_it_ends(engine: sa.Engine) -> None:
