@@ -90,20 +90,22 @@ class Publisher:
             self._wait(lambda: self._connection.is_closed)
         self._loop.close()
 
-    def publish(self, messages: Sequence[Outgoing]) -> dict[str, Answer]:
-        """Publish all, wait for every answer, by key. Raises BrokerUnavailableError.
+    def publish(
+        self, messages: Sequence[Outgoing], meanwhile: Callable[[], None] = lambda: None
+    ) -> dict[str, Answer]:
+        """Publish all, do something ``meanwhile``, wait for every answer, by key. Raises BrokerUnavailableError.
 
         Where the broker closes the channel over one of them, those that have no answer are sent again one by
         one, so that the one is found.
         """
-        answers = self._publish(messages)
+        answers = self._publish(messages, meanwhile)
         unanswered = [message for message in messages if message.key not in answers]
         for message in unanswered:
-            answer = self._publish([message]).get(message.key)
+            answer = self._publish([message], lambda: None).get(message.key)
             answers[message.key] = answer or Refused(f"the broker refuses it: {self._refusal}")
         return answers
 
-    def _publish(self, messages: Sequence[Outgoing]) -> dict[str, Answer]:
+    def _publish(self, messages: Sequence[Outgoing], meanwhile: Callable[[], None]) -> dict[str, Answer]:
         if self._channel is None or not self._channel.is_open:
             self._open_channel()
         self._answers, self._refusal = {}, None
@@ -117,6 +119,8 @@ class Publisher:
                 RawProperties(message.properties),
                 mandatory=True,
             )
+        self._send_what_fits()
+        meanwhile()
         self._wait(lambda: not self._tags)
         return self._answers
 
@@ -136,6 +140,11 @@ class Publisher:
             raise BrokerUnavailableError(self._problem)
         self._connection.channel(on_open_callback=opened)
         self._wait(lambda: self._channel is not None)
+
+    def _send_what_fits(self) -> None:
+        """Turn the loop once: pika keeps what is published until then."""
+        self._loop.call_later(0, self._loop.stop)
+        self._loop.start()
 
     def _wait(self, done: Callable[[], bool]) -> None:
         """Turn the loop until it is done. Raises BrokerUnavailableError."""

@@ -42,7 +42,7 @@ from consumers.replays import (
 )
 from consumers.republishing import republished
 
-MAX_BATCH = 200
+MAX_BATCH = 500
 MAX_BATCH_BYTES = 16 * 1024 * 1024
 RAMP = 10
 """Each step of a ramp is so many times the one before."""
@@ -224,8 +224,26 @@ def discard(engine: sa.Engine, act: Act, letter_ids: Sequence[int], *, now: date
     return discarded
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batch:
+    """Letters that go out together, by key, and what the broker answers."""
+
+    letters: dict[str, dict[str, Any]]
+    outgoing: list[Outgoing] = field(default_factory=list)
+    answers: dict[str, Answer] = field(default_factory=dict)
+
+    @property
+    def last_item(self) -> int:
+        """The item that the next batch begins behind."""
+        return max(item["item_id"] for item in self.letters.values())
+
+
 class _Run:
-    """One go of one replay."""
+    """One go of one replay.
+
+    While the broker confirms one batch, the batch before it is marked and the next one is read: a crash then
+    repeats at most two batches.
+    """
 
     def __init__(
         self,
@@ -242,6 +260,8 @@ class _Run:
         with reading(engine) as connection:
             stored = get_replay(connection, report.replay_id)
         self._options = ReplayOptions(**json.loads(stored["options"]))
+        self._unmarked: _Batch | None = None
+        self._published: set[int] = set()
 
     def go(self) -> ReplayReport:
         step = self._options.canary or None
@@ -278,46 +298,66 @@ class _Run:
 
     def _send(self, limit: int | None) -> int:
         """Publish the next letters, at most ``limit``; returns how many were dealt with."""
-        dealt_with = 0
-        while limit is None or dealt_with < limit:
-            if self._state() is not ReplayState.RUNNING:
-                break
-            size = MAX_BATCH if limit is None else min(MAX_BATCH, limit - dealt_with)
-            if self._options.rate is not None:
-                size = max(1, min(size, int(self._options.rate / 5)))
-            with reading(self._engine) as connection:
-                items = waiting_items(connection, self._report.replay_id, limit=size)
-            if not items:
-                break
-            items = items[: _fitting(items)]
-            self._publish(items)
-            dealt_with += len(items)
-            self._progress()
-            if self._options.rate is not None:
-                time.sleep(len(items) / self._options.rate * random.uniform(0.8, 1.2))  # noqa: S311, jitter
+        dealt_with, rate = 0, self._options.rate
+        batch = self._next_batch(limit)
+        try:
+            while batch and self._state() is ReplayState.RUNNING:
+                dealt_with += len(batch.letters)
+                following = self._publish(batch, None if limit is None else limit - dealt_with)
+                if rate is not None:
+                    self._mark_last()
+                    time.sleep(len(batch.letters) / rate * random.uniform(0.8, 1.2))  # noqa: S311, jitter
+                batch = following
+        finally:
+            self._mark_last()
         return dealt_with
 
-    def _publish(self, items: Sequence[dict[str, Any]]) -> None:
-        letters = {item["key"]: item for item in items}
-        answers: dict[str, Answer] = {}
-        outgoing = []
+    def _next_batch(self, limit: int | None, *, after: int = 0) -> _Batch | None:
+        size = MAX_BATCH if limit is None else min(MAX_BATCH, limit)
+        if self._options.rate is not None:
+            size = min(size, max(1, int(self._options.rate / 5)))
+        if not size:
+            return None
+        with reading(self._engine) as connection:
+            items = waiting_items(
+                connection, self._report.replay_id, limit=size, max_bytes=MAX_BATCH_BYTES, after=after
+            )
+        batch = _Batch(letters={item["key"]: item for item in items})
         for item in items:
             try:
-                outgoing.append(self._outgoing(item))
+                batch.outgoing.append(self._outgoing(item))
             except RefusedError as error:
-                answers[item["key"]] = Refused(str(error))
-        backoff = Backoff(last_seconds=5.0)
-        while outgoing:
-            answers |= self._publisher.publish(outgoing)
-            outgoing = [message for message in outgoing if isinstance(answers[message.key], Full)]
-            if outgoing:
-                self._mark(letters, answers)
-                if self._state() is not ReplayState.RUNNING:
-                    return
-                time.sleep(backoff.next())  # a full queue slows the replay down
-        self._mark(letters, answers)
+                batch.answers[item["key"]] = Refused(str(error))
+        return batch if items else None
 
-    def _mark(self, letters: dict[str, dict[str, Any]], answers: dict[str, Answer]) -> None:
+    def _publish(self, batch: _Batch, left: int | None) -> _Batch | None:
+        """Publish a batch; returns the next one, read while the broker confirms this one."""
+        following = None
+
+        def meanwhile() -> None:
+            nonlocal following
+            self._mark_last()
+            following = self._next_batch(left, after=batch.last_item)
+
+        batch.answers.update(self._publisher.publish(batch.outgoing, meanwhile))
+        self._unmarked = batch
+        backoff = Backoff(last_seconds=5.0)
+        while full := [message for message in batch.outgoing if isinstance(batch.answers[message.key], Full)]:
+            self._mark(batch)
+            if self._state() is not ReplayState.RUNNING:
+                break
+            time.sleep(backoff.next())  # a full queue slows the replay down
+            batch.answers.update(self._publisher.publish(full))
+        return following
+
+    def _mark_last(self) -> None:
+        """Mark the batch whose answers are known: while the next is on its way, or at the end."""
+        if self._unmarked is not None:
+            self._mark(self._unmarked)
+            self._unmarked = None
+
+    def _mark(self, batch: _Batch) -> None:
+        letters, answers = batch.letters, batch.answers
         confirmed = [letters[key] for key, answer in answers.items() if isinstance(answer, Confirmed)]
         with transaction(self._engine) as database:
             mark_published(database, [item["item_id"] for item in confirmed], now=self._clock())
@@ -325,8 +365,10 @@ class _Run:
                 if isinstance(answer, Refused):
                     mark_refused(database, letters[key]["item_id"], answer.problem, now=self._clock())
                     self._report.refused[letters[key]["letter_id"]] = answer.problem
-        done = set(self._report.published)
-        self._report.published.extend(item["letter_id"] for item in confirmed if item["letter_id"] not in done)
+        new = [item["letter_id"] for item in confirmed if item["letter_id"] not in self._published]
+        self._published.update(new)
+        self._report.published.extend(new)
+        self._progress()
 
     def _outgoing(self, item: dict[str, Any]) -> Outgoing:
         exchange, routing_key = destination(item, self._topology, to_queue=self._options.to_queue)
@@ -388,15 +430,6 @@ def destination(letter: dict[str, Any], topology: Topology, *, to_queue: str | N
     if letter["queue"] == letter["drained_queue"]:
         raise RefusedError("the broker does not say which queue it came from: name one with --to-queue")
     return "", str(letter["queue"])
-
-
-def _fitting(items: Sequence[dict[str, Any]]) -> int:
-    size = 0
-    for number, item in enumerate(items):
-        size += len(item["body"])
-        if size > MAX_BATCH_BYTES and number:
-            return number
-    return len(items)
 
 
 def _require_no_doubt(database: sa.Connection, letter_ids: Sequence[int]) -> None:

@@ -161,8 +161,19 @@ def get_replay(connection: sa.Connection, replay_id: int) -> dict[str, Any]:
     return dict(row._mapping)
 
 
-def waiting_items(connection: sa.Connection, replay_id: int, *, limit: int) -> list[dict[str, Any]]:
-    """The next items to publish, each with what its letter was, opened. Raises SealedError."""
+def waiting_items(
+    connection: sa.Connection, replay_id: int, *, limit: int, max_bytes: int, after: int = 0
+) -> list[dict[str, Any]]:
+    """The next items to publish behind the item ``after``, each with what its letter was, opened.
+
+    As many as fit into ``max_bytes``, but at least one. Raises SealedError.
+    """
+    waiting = sa.and_(
+        replay_items.c.replay_id == replay_id,
+        replay_items.c.state == ItemState.WAITING.value,
+        replay_items.c.id > after,
+    )
+    last = _last_that_fits(connection, waiting, limit=limit, max_bytes=max_bytes)
     query = (
         sa.select(
             replay_items.c.id.label("item_id"),
@@ -182,13 +193,29 @@ def waiting_items(connection: sa.Connection, replay_id: int, *, limit: int) -> l
             dead_letters.c.claim_state,
         )
         .join(dead_letters, dead_letters.c.id == replay_items.c.letter_id)
-        .where(replay_items.c.replay_id == replay_id, replay_items.c.state == ItemState.WAITING.value)
+        .where(waiting, replay_items.c.id <= last)
         .order_by(replay_items.c.id)
-        .limit(limit)
     )
     keyring = keyring_of(connection)
     letters = [opened(keyring, "dead_letters", row._mapping) for row in connection.execute(query)]
     return [opened(keyring, "replay_items", item, key="edit_key_id") for item in letters]
+
+
+def _last_that_fits(connection: sa.Connection, waiting: sa.ColumnElement[bool], *, limit: int, max_bytes: int) -> int:
+    query = (
+        sa.select(replay_items.c.id, dead_letters.c.body_bytes)
+        .join(dead_letters, dead_letters.c.id == replay_items.c.letter_id)
+        .where(waiting)
+        .order_by(replay_items.c.id)
+        .limit(limit)
+    )
+    last = size = 0
+    for item in connection.execute(query):
+        size += item.body_bytes
+        if size > max_bytes and last:
+            break
+        last = item.id
+    return last
 
 
 def mark_published(connection: sa.Connection, item_ids: Sequence[int], *, now: datetime) -> None:
