@@ -235,7 +235,8 @@ class _Batch:
     @property
     def last_item(self) -> int:
         """The item that the next batch begins behind."""
-        return max(item["item_id"] for item in self.letters.values())
+        last: int = max(item["item_id"] for item in self.letters.values())
+        return last
 
 
 class _Run:
