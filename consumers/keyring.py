@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from broker_topology.errors import ConfigurationError
 
+_KEY = re.compile(r"[A-Za-z0-9_-]{43}=")
 Content = TypeVar("Content", str, bytes)
 
 
@@ -28,12 +30,12 @@ class Keyring:
         """Raises ConfigurationError for what is no key; it says which one, and never what it is."""
         self._fernets: dict[str, Any] = {}
         for number, key in enumerate(keys, 1):
-            try:
-                self._fernets[key_id(key)] = _fernet().Fernet(key)
-            except ValueError:
+            # Fernet itself overlooks what stands behind the padding: a key with a slip in it would be another key.
+            if not _KEY.fullmatch(key):
                 raise ConfigurationError(
                     f"encryption key {number} of {len(keys)} is no Fernet key: 32 bytes in URL-safe base64"
-                ) from None
+                )
+            self._fernets[key_id(key)] = _fernet().Fernet(key)
         self.sealing_key_id: str | None = next(iter(self._fernets), None) if sealing else None
         """The key that seals; None where what is stored now stays clear."""
 
@@ -72,7 +74,7 @@ def no_such_key(key: str) -> str:
 
 def key_id(key: str) -> str:
     """What a key is known by in the database: nothing leads back from it."""
-    return hashlib.blake2b(key.strip().encode(), digest_size=6, person=b"dlo key id").hexdigest()
+    return hashlib.blake2b(key.encode(), digest_size=6, person=b"dlo key id").hexdigest()
 
 
 def read_keyring(keys: str | None, file: Path | None, *, encrypt: bool | None) -> Keyring:

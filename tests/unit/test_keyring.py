@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.fernet import Fernet
@@ -61,6 +61,7 @@ def test_keys_come_from_a_text_or_a_file(text: str, tmp_path: Path) -> None:
     ("keys", "file", "encrypt", "words"),
     [
         (f"{NEW},{OLD[:-2]}", None, None, "encryption key 2 of 2 is no Fernet key"),
+        (f"{NEW}oops", None, None, "encryption key 1 of 1 is no Fernet key"),
         ("secret", None, None, "encryption key 1 of 1 is no Fernet key"),
         ("sécret", None, None, "encryption key 1 of 1 is no Fernet key"),
         (f"{NEW},{NEW}", None, None, "given twice"),
