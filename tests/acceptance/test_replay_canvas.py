@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -89,13 +90,22 @@ class Canvas:
 
     def item_of(self, letter_id: int) -> dict[str, Any]:
         """What became of a letter in its replay."""
+        [item] = [
+            item for replay in self._replays() for item in self._items(replay) if item["letter_id"] == letter_id
+        ]
+        return item
+
+    def items_of_last_replay(self) -> list[dict[str, Any]]:
+        """What became of each letter of the newest replay."""
+        return self._items(self._replays()[0])
+
+    def _replays(self) -> list[dict[str, Any]]:
         listed = self.road.command("dead-letters", "replays", "--json")
-        for replay in (json.loads(line) for line in listed.stdout.splitlines()):
-            shown = self.road.command("dead-letters", "replays", "show", str(replay["id"]), "--json")
-            for item in json.loads(shown.stdout)["items"]:
-                if item["letter_id"] == letter_id:
-                    return dict(item)
-        raise AssertionError(f"letter {letter_id} is in no replay")
+        return [json.loads(line) for line in listed.stdout.splitlines()]
+
+    def _items(self, replay: dict[str, Any]) -> list[dict[str, Any]]:
+        shown = self.road.command("dead-letters", "replays", "show", str(replay["id"]), "--json")
+        return list(json.loads(shown.stdout)["items"])
 
     def until_settled(self, *letters: dict[str, Any]) -> None:
         """Wait until the outcome of replayed letters is known, and is success."""
@@ -290,3 +300,44 @@ def test_three_deaths_and_replays_are_three_linked_letters(canvas: Canvas, label
     letters = [canvas.road.letter(letter_id) for letter_id in chain_of_letters]
     assert [letter["replay_key"] for letter in letters[1:]] == [item["key"] for item in followed[:2]]
     assert len({letter["task_id"] for letter in letters}) == 1
+
+
+def test_letters_that_fail_again_at_once_are_published_once_each(canvas: Canvas) -> None:
+    """51 letters replayed into the same fault: 51 publishes, no more, and 51 linked deaths. (D5, D6, D7)"""
+    numbers = range(100, 151)
+    canvas.break_(*numbers)
+    group([canvas.fixable(number) for number in numbers]).apply_async()
+    letters = canvas.open_letters(51)
+    canvas.replay(*letters)
+    # Each letter that came from the replay is open; those before it have failed again.
+    renewed = canvas.open_letters(51)
+    canvas.road.until_settled(seconds=30)
+    assert [int(canvas.kept.get(f"began:{number}") or 0) for number in numbers] == [2] * 51
+    followed = canvas.items_of_last_replay()
+    assert {item["state"] for item in followed} == {"failed_again"}
+    assert sorted(item["letter_id"] for item in followed) == sorted(letter["id"] for letter in letters)
+    assert sorted(item["new_letter_id"] for item in followed) == sorted(letter["id"] for letter in renewed)
+
+
+def test_fault_that_comes_back_halfway_stops_within_one_ramp_step(canvas: Canvas) -> None:
+    """Two of 60 go first, then 20 of which 16 fail: stopped there, 38 were never sent. (D5)"""
+    numbers = range(200, 260)
+    canvas.break_(*numbers)
+    group([canvas.fixable(number) for number in numbers]).apply_async()
+    letters = sorted(canvas.open_letters(60), key=lambda letter: int(letter["id"]))
+    fixed = [canvas.road.letter(letter["id"])["args"][0] for letter in letters[:6]]
+    canvas.mend(*fixed)
+    ids = [str(letter["id"]) for letter in letters]
+    stopped = canvas.road.command("dead-letters", "replay", *ids, "--reason", "mended?", "--canary", "2")
+    assert stopped.returncode == 1
+    assert "failed again" in stopped.stdout + stopped.stderr
+    canvas.open_letters(16)  # only the renewed deaths are open: what was not sent still belongs to the replay
+
+    def followed() -> bool:
+        states = Counter(item["state"] for item in canvas.items_of_last_replay())
+        assert states == {"succeeded": 6, "failed_again": 16, "waiting": 38}
+        return True
+
+    eventually(followed, every=0.3)
+    runs = [int(canvas.kept.get(f"began:{number}") or 0) for number in numbers]
+    assert Counter(runs) == {2: 22, 1: 38}
