@@ -30,6 +30,7 @@ from consumers.dead_letters import dead_letters
 from consumers.drain import Drain, DrainOptions
 from consumers.failure_notes import FailureNotes
 from consumers.filing import Filing
+from consumers.startup import fit_process
 from consumers.storing import Stored
 from sandbox import servers
 
@@ -43,6 +44,7 @@ def main() -> None:
     parser.add_argument("--letters", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
+    fit_process()
     with tempfile.TemporaryDirectory(prefix="office-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)
         broker, database = servers.rabbitmq(Path(folder)), servers.postgresql(Path(folder))

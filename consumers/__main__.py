@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import signal
 import sys
 import threading
@@ -35,7 +33,7 @@ from consumers.outcomes import Outcomes
 from consumers.replay_commands import REPLAY_COMMANDS
 from consumers.settings import Settings
 from consumers.shell import EXIT_REFUSED, database, keyring, now, one_sentence, prepared_settings
-from consumers.startup import until_schema_is_known
+from consumers.startup import fit_process, until_schema_is_known
 from consumers.upkeep_commands import UPKEEP_COMMANDS
 
 USUAL_HEALTH_PORT = 9808
@@ -79,7 +77,7 @@ def drain(auto_upgrade: bool) -> None:
         raise ConfigurationError(f"{settings.topology_file} has no dead-letter queue to drain")
     alert_config = read_alert_config(settings.alerts_file, settings.alert_urls)
     engine = open_database(settings.database_url, keyring=keyring(settings))
-    _return_large_blocks()
+    fit_process()
     notes, health, metrics = FailureNotes(settings.redis_url), Health(), DrainMetrics()
     outcomes = Outcomes(settings.redis_url, engine, clock=now)
     server = _health_server(settings, health, metrics)
@@ -131,13 +129,6 @@ def drain(auto_upgrade: bool) -> None:
         server.close()
         outcomes.close()
         engine.dispose()
-
-
-def _return_large_blocks() -> None:
-    """Let glibc give large bodies back at once; it would keep room for the largest that it has seen."""
-    mmap_threshold = -3
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(mmap_threshold, 1024 * 1024)
 
 
 def _health_server(settings: Settings, health: Health, metrics: DrainMetrics) -> HealthServer:

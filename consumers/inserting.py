@@ -40,7 +40,7 @@ def row_of(arrival: Arrival, now: datetime, group_id: int) -> Row:
     return (
         letter.identity,
         letter.content_hash,
-        State.OPEN.value,
+        _OPEN,
         now,
         now,
         letter.died_at,
@@ -97,6 +97,7 @@ def note_values(note: FailureNote) -> dict[str, Any]:
 # In the order of the table, which _row follows.
 _COLUMNS = [column.name for column in dead_letters.c if column.name != "id"]
 _NO_NOTE = (None,) * 10
+_OPEN = State.OPEN.value
 _SEALED = [_COLUMNS.index(name) for name in SEALED["dead_letters"]]
 _ENCRYPTED, _KEY_ID = _COLUMNS.index("encrypted"), _COLUMNS.index("key_id")
 

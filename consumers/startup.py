@@ -1,7 +1,10 @@
-"""The start of the drain: a database that is away is waited for, one with another schema is refused."""
+"""The start of the drain: the process made fit for it, and a database that is away waited for."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import threading
 
 import sqlalchemy as sa
@@ -14,6 +17,17 @@ from consumers.health import Health
 log = structlog.get_logger()
 
 LAST_WAIT_SECONDS = 5.0
+
+
+def fit_process() -> None:
+    """Set up the memory of this process for many small letters and a few large ones."""
+    # Thousands of letters in hand are no garbage: looking through them took a tenth of the processor's time.
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 50)
+    # glibc would keep room for the largest body that it has seen; so it gives large blocks back at once.
+    mmap_threshold = -3
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(mmap_threshold, 1024 * 1024)
 
 
 def until_schema_is_known(
