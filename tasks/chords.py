@@ -102,6 +102,16 @@ class RenewableParts:
             self._renew(request, self.encode([1, request.id, state, self.encode_result(result, state)]))
         return super().on_chord_part_return(request, state, result, *args, **options)  # type: ignore[misc]
 
+    def _handle_group_chord_error(self, group_callback: Any, *args: Any, **options: Any) -> Any:
+        """Fail the tasks of a group that waited for the chord, but do not revoke what was never published.
+
+        Every worker would remember the ids, and refuse those tasks once a replay has completed the chord.
+        """
+        frozen = group_callback.freeze()
+        frozen.revoke = lambda *_, **__: None
+        group_callback.freeze = lambda *_, **__: frozen
+        return super()._handle_group_chord_error(group_callback, *args, **options)  # type: ignore[misc]
+
     def _has_returned(self, request: Any) -> bool:
         keys = [self.get_key_for_group(request.group, part) for part in (".s", ".d")]
         return bool(self._returned_script(keys=keys, args=[f"{request.id}:{_score(request)}"]))

@@ -238,6 +238,19 @@ def test_member_that_is_a_chain_completes_its_chord(canvas: Canvas, label: str) 
     assert canvas.heard(label) == 1
 
 
+def test_group_that_waits_for_a_chord_runs_after_the_replay(canvas: Canvas, label: str) -> None:
+    """A chord whose callback is a group: each of its tasks runs once after the replay, with all results. (D5)"""
+    canvas.break_(60)
+    body = group([canvas.step("crm.keep", f"{label}-{number}") for number in range(2)])
+    chord([canvas.fixable(60), canvas.fixable(61)])(body)
+    [letter] = canvas.open_letters()
+    canvas.mend(60)
+    canvas.replay(letter)
+    canvas.until_settled(letter)
+    eventually(lambda: [canvas.calls(f"{label}-{number}") for number in range(2)] == [[[600, 610]], [[600, 610]]])
+    assert [one for one in canvas.road.letters() if one["state"] == "open"] == []
+
+
 def test_chain_goes_on_after_the_replay(canvas: Canvas, label: str) -> None:
     """The second of four links died: replayed, the links behind it run once, with its result. (D5)"""
     canvas.break_(8)
