@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 from rich.console import Console
@@ -32,7 +32,7 @@ from consumers.occurrences import announce
 from consumers.outcomes import Outcomes
 from consumers.replay_commands import REPLAY_COMMANDS
 from consumers.settings import Settings
-from consumers.shell import EXIT_REFUSED, database, keyring, now, one_sentence, prepared_settings
+from consumers.shell import EXIT_REFUSED, database, keyring, masking, now, one_sentence, prepared_settings
 from consumers.startup import fit_process, until_schema_is_known
 from consumers.upkeep_commands import UPKEEP_COMMANDS
 
@@ -81,7 +81,7 @@ def drain(auto_upgrade: bool) -> None:
     notes, health, metrics = FailureNotes(settings.redis_url), Health(), DrainMetrics()
     outcomes = Outcomes(settings.redis_url, engine, clock=now)
     server = _health_server(settings, health, metrics)
-    filing = Filing(alert_config)
+    filing = Filing(alert_config, masking(settings))
     service = Drain(
         amqp_url=settings.amqp_url,
         topology=topology,
@@ -186,14 +186,15 @@ def list_letters(
     """
     chosen = tuple(State(state) for state in states if state != "all") if states else (State.OPEN,)
     where = Filter(states=() if "all" in states else chosen, **filters)  # type: ignore[arg-type]
-    engine = database()
-    with reading(engine) as connection:
+    settings = prepared_settings()
+    with reading(database(settings)) as connection:
         found = finding.find(connection, where, limit=limit, before_id=before, exhaustive=exhaustive)
+    letters = [masking(settings).letter(letter) for letter in found.letters]
     if as_json:
-        for letter in found.letters:
+        for letter in letters:
             click.echo(showing.as_json(letter))
     else:
-        _tell(found)
+        _tell(found, letters)
     if found.looked_to is not None:
         click.echo(
             f"Only letters from {found.looked_to} on were looked at; older ones: --before {found.looked_to}, "
@@ -205,15 +206,15 @@ def list_letters(
         click.echo(f"--search does not look into encrypted letters: {many} were passed over", err=True)
 
 
-def _tell(found: Found) -> None:
+def _tell(found: Found, letters: list[dict[str, Any]]) -> None:
     console = Console()
-    if not found.letters:
+    if not letters:
         console.print("No dead letters.")
         return
-    console.print(showing.letters_table(found.letters, now=now()))
-    if found.total > len(found.letters):
+    console.print(showing.letters_table(letters, now=now()))
+    if found.total > len(letters):
         many = str(found.total) if found.total <= MAX_COUNTED else f"more than {MAX_COUNTED}"
-        console.print(f"{len(found.letters)} of {many}; the next page: --before {found.letters[-1]['id']}")
+        console.print(f"{len(letters)} of {many}; the next page: --before {letters[-1]['id']}")
 
 
 @main.command()
@@ -227,13 +228,14 @@ def show(letter_id: int, as_json: bool) -> None:
     Example:
       dead-letters show 17
     """
-    with reading(database()) as connection:
+    settings = prepared_settings()
+    with reading(database(settings)) as connection:
         letter, problem = dead_letters.get_shown(connection, letter_id)
         history = audit.audit_of(connection, letter_id=letter_id)
     if as_json:
-        click.echo(showing.as_json(showing.described(letter) | {"history": history}))
+        click.echo(showing.as_json(showing.described(letter, masking(settings)) | {"history": history}))
     else:
-        showing.show_letter(Console(), letter, history)
+        showing.show_letter(Console(), letter, history, masking(settings))
     if problem:
         click.echo(f"dead-letters: {problem}", err=True)
         sys.exit(EXIT_REFUSED)

@@ -110,6 +110,13 @@ sa.Index(
     postgresql_where=dead_letters.c.note_key.is_not(None),
     sqlite_where=dead_letters.c.note_key.is_not(None),
 )
+# Whether anything is encrypted at all.
+sa.Index(
+    "ix_dead_letters_key_id",
+    dead_letters.c.id,
+    postgresql_where=dead_letters.c.key_id.is_not(None),
+    sqlite_where=dead_letters.c.key_id.is_not(None),
+)
 
 
 class NoSuchLetterError(DeadLetterOfficeError):

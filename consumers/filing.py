@@ -17,7 +17,7 @@ from consumers.fingerprints import Fingerprint, Remembered, fingerprint
 from consumers.grouping import Groups, Sorted, Spoken, Stack, count
 from consumers.groups import failure_groups
 from consumers.letters import MAX_NAME_LENGTH, Letter, storable
-from consumers.masking import masked_json
+from consumers.masking import USUAL, Masking
 from consumers.sealing import keyring_of, shown
 
 
@@ -50,8 +50,8 @@ class Filed(NamedTuple):
 class Filing:
     """Groups letters and lets groups speak; one for each process that stores."""
 
-    def __init__(self, config: AlertConfig | None = None) -> None:
-        self._config = config or AlertConfig()
+    def __init__(self, config: AlertConfig | None = None, masking: Masking = USUAL) -> None:
+        self._config, self._masking = config or AlertConfig(), masking
         self._groups = Groups()
         self._remembered = Remembered()
 
@@ -110,7 +110,7 @@ class Filing:
                 group_id=one.group_id,
                 facts={
                     "group": group_facts(group),
-                    "letter": letter_facts(letter),
+                    "letter": letter_facts(letter, self._masking),
                     "contradicts": one.contradicts,
                     "command": f"dead-letters groups show {one.group_id}",
                 },
@@ -190,7 +190,7 @@ def group_facts(group: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def letter_facts(filed: Filed) -> dict[str, Any]:
+def letter_facts(filed: Filed, masking: Masking = USUAL) -> dict[str, Any]:
     """One letter as alerts tell it: values of sensitive names are masked."""
     letter = filed.letter
     return {
@@ -201,6 +201,6 @@ def letter_facts(filed: Filed) -> dict[str, Any]:
         "died_at": letter.died_at,
         "release": filed.about.release,
         "returned_from_replay": filed.about.returned,
-        "args": masked_json(letter.args),
-        "kwargs": masked_json(letter.kwargs),
+        "args": masking.json(letter.args),
+        "kwargs": masking.json(letter.kwargs),
     }

@@ -55,6 +55,8 @@ def find(
 
 
 def _unsearched(connection: sa.Connection, where: Filter, before_id: int | None, *, exhaustive: bool) -> int:
+    if connection.execute(sa.select(c.id).where(c.key_id.is_not(None)).limit(1)).first() is None:
+        return 0
     encrypted = _Search(replace(where, search=None, encrypted=True), before_id, exhaustive=exhaustive)
     return len(connection.execute(encrypted.ids(MAX_COUNTED + 1)).all())
 

@@ -24,7 +24,7 @@ from consumers.group_state import GroupState
 from consumers.groups import Ignore
 from consumers.regroup import regroup as regroup_letters
 from consumers.sealing import keyring_of, shown
-from consumers.shell import EXIT_REFUSED, database, login, now, one_sentence, prepared_settings
+from consumers.shell import EXIT_REFUSED, database, login, masking, now, one_sentence, prepared_settings
 
 PICTURE_HOURS = 24
 
@@ -253,7 +253,8 @@ def watch(task: str | None, queue: str | None, every: float, as_json: bool) -> N
     Example:
       dead-letters watch --task payments.charge_customer
     """
-    engine = database()
+    settings = prepared_settings()
+    engine, hides = database(settings), masking(settings)
     with reading(engine) as connection:
         last_id = connection.execute(sa.select(sa.func.max(c.id))).scalar() or 0
     while True:
@@ -264,7 +265,9 @@ def watch(task: str | None, queue: str | None, every: float, as_json: bool) -> N
             query = query.where(c.queue == queue)
         with reading(engine) as connection:
             keyring = keyring_of(connection)
-            letters = [shown(keyring, "dead_letters", row._mapping) for row in connection.execute(query)]
+            letters = [
+                hides.letter(shown(keyring, "dead_letters", row._mapping)) for row in connection.execute(query)
+            ]
         for letter in letters:
             last_id = letter["id"]
             click.echo(showing.as_json(letter) if as_json else showing_groups.letter_line(letter))

@@ -36,6 +36,10 @@ class Settings(BaseSettings):
     )
     alerts_file: Path | None = Field(default=None, description="Who hears which alert: a TOML file; optional")
     alert_urls: str | None = Field(default=None, description="Apprise addresses that hear every alert; optional")
+    mask_names: str | None = Field(
+        default=None, description="Further words in names whose values are masked when shown, separated by commas"
+    )
+    mask_pattern: str | None = Field(default=None, description="A further regular expression of what is masked")
     encryption_keys: SecretStr | None = Field(
         default=None, description="Fernet keys that letters are encrypted with at rest, newest first; optional"
     )

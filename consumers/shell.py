@@ -18,6 +18,7 @@ from broker_topology.errors import BrokerUnavailableError, ConfigurationError, D
 from consumers.database import DatabaseUnavailableError, open_database, require_schema
 from consumers.drain import DrainFailedError
 from consumers.keyring import Keyring, read_keyring
+from consumers.masking import Masking, read_masking
 from consumers.settings import Settings, read_settings
 
 EXIT_REFUSED = 1
@@ -77,6 +78,11 @@ def keyring(settings: Settings) -> Keyring:
     """The keys of encryption at rest. Raises ConfigurationError."""
     keys = settings.encryption_keys.get_secret_value() if settings.encryption_keys else None
     return read_keyring(keys, settings.encryption_keys_file, encrypt=settings.encrypt_letters)
+
+
+def masking(settings: Settings) -> Masking:
+    """What is hidden when letters are shown. Raises ConfigurationError."""
+    return read_masking(settings.mask_names, settings.mask_pattern)
 
 
 def login() -> str:

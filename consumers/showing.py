@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from broker_topology.raw_properties import read_properties
-from consumers.masking import masked
+from consumers.masking import USUAL, Masking
 
 
 def as_json(value: Any) -> str:
@@ -52,17 +52,19 @@ def letters_table(letters: Sequence[dict[str, Any]], *, now: datetime) -> Table:
     return table
 
 
-def show_letter(console: Console, letter: dict[str, Any], audit: Sequence[dict[str, Any]]) -> None:
+def show_letter(
+    console: Console, letter: dict[str, Any], audit: Sequence[dict[str, Any]], masking: Masking = USUAL
+) -> None:
     """Everything about one letter."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in described(letter).items():
+    details = described(letter, masking)
+    for name, value in details.items():
         if value is None or value == "" or name in {"traceback", "headers", "body"}:
             continue
         table.add_row(name.replace("_", " "), plain(_in_words(value)))
     console.print(table)
-    details = described(letter)
     for name in ("headers", "body", "traceback"):
         if details[name]:
             console.print(Text(f"\n{name}", style="bold"))
@@ -73,27 +75,27 @@ def show_letter(console: Console, letter: dict[str, Any], audit: Sequence[dict[s
             console.print(plain(f"{act['at']:%Y-%m-%d %H:%M:%S} {act['actor']}: {act['action']}: {act['reason']}"))
 
 
-def described(letter: dict[str, Any]) -> dict[str, Any]:
+def described(letter: dict[str, Any], masking: Masking = USUAL) -> dict[str, Any]:
     """A letter with its properties decoded, sensitive values masked, without what only the machine needs."""
     properties = read_properties(letter["properties"])
     hidden = {"identity", "content_hash", "body", "properties", "encrypted", "note_key", "group_id"}
-    shown = {name: value for name, value in letter.items() if name not in hidden}
+    shown = {name: value for name, value in masking.letter(letter).items() if name not in hidden}
     for name in ("args", "kwargs"):
-        shown[name] = masked(json.loads(letter[name])) if letter[name] is not None else None
+        shown[name] = masking.value(json.loads(letter[name])) if letter[name] is not None else None
     return shown | {
         "content_type": properties.content_type,
         "message_id": properties.message_id,
         "correlation_id": properties.correlation_id,
-        "headers": _masked_headers(properties.headers),
+        "headers": _masked_headers(properties.headers, masking),
         "deaths": properties.headers.get("x-death"),
         "body": bytes(letter["body"][:4000]) if letter["args"] is None else None,
     }
 
 
-def _masked_headers(headers: dict[str, Any]) -> dict[str, Any]:
+def _masked_headers(headers: dict[str, Any], masking: Masking) -> dict[str, Any]:
     """The headers, sensitive values masked; the texts that Celery makes of arguments are left to those."""
     hidden = {"x-death", "argsrepr", "kwargsrepr"}
-    shown: dict[str, Any] = masked({key: value for key, value in headers.items() if key not in hidden})
+    shown: dict[str, Any] = masking.value({key: value for key, value in headers.items() if key not in hidden})
     return shown
 
 

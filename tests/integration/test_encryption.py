@@ -27,6 +27,7 @@ from consumers.filing import Filing
 from consumers.inserting import Arrival
 from consumers.keyring import Keyring, SealedError, key_id
 from consumers.letters import Letter
+from consumers.masking import read_masking
 from consumers.publisher import Publisher
 from consumers.regroup import regroup
 from consumers.replay import ReplayOptions, begin, run, select
@@ -222,7 +223,27 @@ def test_lists_show_what_is_clear_without_the_key(engine: sa.Engine) -> None:
                 f"dead-letters: letter {letter_id}: its content is encrypted with key {key_id(NEW)}, "
                 "which is not among ENCRYPTION_KEYS\n"
             )
-    assert "4111111111111111" not in command(engine, "show", str(letter_id), keys=[NEW]).output
+
+
+def test_configured_names_and_looks_are_masked_wherever_a_letter_is_shown(engine: sa.Engine) -> None:
+    """In show, in list and in the sample of an alert, clear or encrypted; what is stored stays exact (D1, D4)."""
+    args, kwargs = '["CUST-17"]', '{"birthday": "1970-01-01", "card_number": "4111111111111111"}'
+    one = arrival("CUST-17 is unknown", args=args, kwargs=kwargs)
+    config = AlertConfig(channels=(ChannelConfig(name="hook", url="http://127.0.0.1:9/"),))
+    filing = Filing(config, read_masking("birthday", r"CUST-\d+"))
+    (new,) = store(with_keys(engine, NEW), [one], now=NOW, filing=filing).new
+    environment = {"MASK_NAMES": "birthday", "MASK_PATTERN": r"CUST-\d+"}
+    shown = command(engine, "show", str(new.letter_id), "--json", keys=[NEW], **environment)
+    listed = command(engine, "list", "--json", keys=[NEW], **environment)
+    with with_keys(engine, NEW).connect() as connection:
+        (delivery,) = alerts.claim(connection, "hook", now=now(), limit=5)
+    for text in (shown.stdout, listed.stdout, json.dumps(delivery.facts["letter"], default=str)):
+        assert text
+        assert not any(secret in text for secret in ("CUST-17", "1970-01-01", "4111111111111111"))
+    with reading(with_keys(engine, NEW)) as connection:
+        assert dead_letters.get(connection, new.letter_id)["kwargs"] == kwargs
+    refused = command(engine, "list", MASK_PATTERN="(")
+    assert (refused.exit_code, "MASK_PATTERN is no regular expression" in refused.stderr) == (78, True)
 
 
 def test_a_search_says_what_it_does_not_look_into(engine: sa.Engine) -> None:

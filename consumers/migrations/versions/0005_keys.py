@@ -14,9 +14,13 @@ TABLES = ("dead_letters", "replay_items", "failure_groups", "alerts")
 
 
 def upgrade() -> None:
-    """Add a column that is empty: neither database rewrites the table."""
+    """Add a column that is empty, and an index that is: neither database rewrites the table."""
     for table in TABLES:
         op.add_column(table, sa.Column("key_id", sa.String(length=12), nullable=True))
+    encrypted = sa.text("key_id IS NOT NULL")
+    op.create_index(
+        "ix_dead_letters_key_id", "dead_letters", ["id"], postgresql_where=encrypted, sqlite_where=encrypted
+    )
 
 
 def downgrade() -> None:
@@ -27,5 +31,6 @@ def downgrade() -> None:
         )
         if op.get_bind().execute(sealed).first() is not None:
             raise RuntimeError(f"{table} has encrypted rows: decrypt them first, see docs/reference/privacy.md")
+    op.drop_index("ix_dead_letters_key_id", "dead_letters")
     for table in TABLES:
         op.drop_column(table, "key_id")
