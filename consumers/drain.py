@@ -6,6 +6,7 @@ queue has a channel of its own, so that one which is missing or closed does not 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -131,6 +132,8 @@ class Drain:
             self._writer.give_up()
             self._inbox.close()
             self._writer.join(self._join_seconds)
+            if not self._writer.is_alive():
+                self._writer.end_doubts()
             self._notes.close()
             self._loop.close()
         if self._writer.failed:
@@ -253,6 +256,10 @@ class Drain:
             self.health.well(f"queue {queue}")
         else:
             self.health.ill(f"queue {queue}", problem)
+
+    def certain(self, equal: Counter[str]) -> None:
+        """The broker has the acks of these letters without an id."""
+        self._writer.certain(equal)
 
     def asking_for(self, queue: str, letters: int) -> None:
         """That many letters may be in hand from a queue."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -31,6 +32,9 @@ class Host(Protocol):
 
     def consuming(self, queue: str, problem: str | None) -> None:
         """A queue is being consumed, or why it is not."""
+
+    def certain(self, equal: Counter[str]) -> None:
+        """The broker has the acks of these letters without an id."""
 
     def asking_for(self, queue: str, letters: int) -> None:
         """That many letters may be in hand from a queue."""
@@ -69,6 +73,11 @@ class Intake:
                 channel.basic_ack(tag)
         elif receipt.tags:
             channel.basic_ack(receipt.tags[-1], multiple=True)
+        if receipt.equal:
+            # Its answer comes after the acks were taken in; nothing else of AMQP confirms them.
+            channel.basic_qos(
+                prefetch_count=self._appetite.current, callback=lambda _frame: self._host.certain(receipt.equal)
+            )
         self._held_letters -= len(receipt.tags)
         self._held_bytes -= receipt.body_bytes
         self._backoff.reset()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -128,7 +128,7 @@ def _without_redelivered(connection: sa.Connection, arrivals: Sequence[Arrival],
     """Drop what has no id, was delivered before, and is stored.
 
     Only the broker's word tells a redelivery of such a message from another just like it. Of several equal
-    copies that come back, as many are known as rows were stored lately.
+    copies that come back, as many are known as there are rows whose acks may not have reached the broker.
     """
     hashes = {a.letter.content_hash for a in arrivals if a.copy and a.letter.content_hash}
     if not hashes:
@@ -143,7 +143,22 @@ def _without_redelivered(connection: sa.Connection, arrivals: Sequence[Arrival],
     return [a for a in arrivals if not a.copy or a.copy > stored.get(a.letter.content_hash, 0)]
 
 
-_REDELIVERY_WINDOW = timedelta(hours=1)
+_REDELIVERY_WINDOW = timedelta(days=1)
+
+
+def no_longer_in_doubt(engine: sa.Engine, equal: Mapping[str, int]) -> None:
+    """So many letters without an id, by content hash, never come again: the broker has their acks.
+
+    From now on another letter just like them is another letter, even when the broker redelivers it.
+    Raises DatabaseUnavailableError.
+    """
+    c = dead_letters.c
+    with transaction(engine) as connection:
+        for content_hash, number in sorted(equal.items()):
+            # Two drains may be certain at once, each of its own.
+            oldest = sa.select(c.id).where(c.content_hash == content_hash).order_by(c.id).limit(number)
+            ids = connection.execute(oldest.with_for_update(skip_locked=True)).scalars().all()
+            connection.execute(dead_letters.update().where(c.id.in_(ids)).values(content_hash=None))
 
 
 def _link(connection: sa.Connection, new: Sequence[StoredLetter], now: datetime) -> None:

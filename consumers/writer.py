@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,7 +22,7 @@ from consumers.failure_notes import FailureNotes
 from consumers.filing import Filing
 from consumers.inserting import Arrival
 from consumers.letters import Letter
-from consumers.storing import Stored, store
+from consumers.storing import Stored, no_longer_in_doubt, store
 
 log = structlog.get_logger()
 
@@ -56,6 +57,8 @@ class Receipt:
     tags: list[int]
     refused: list[int]
     body_bytes: int
+    equal: Counter[str]
+    """Letters without an id among the tags, by content hash."""
 
 
 class Inbox:
@@ -139,12 +142,30 @@ class Writer(threading.Thread):
         self._chores_seconds, self._chores_at = chores_seconds, 0.0
         self._giving_up = threading.Event()
         self._busy_since: float | None = None
+        self._certain: Counter[str] = Counter()
+        self._certain_lock = threading.Lock()
 
     @property
     def busy_seconds(self) -> float:
         """How long it has been at what it does now; 0 while it waits for letters."""
         since = self._busy_since
         return 0.0 if since is None else time.monotonic() - since
+
+    def certain(self, equal: Counter[str]) -> None:
+        """The broker has the acks of these letters without an id. Safe from other threads."""
+        with self._certain_lock:
+            self._certain += equal
+
+    def end_doubts(self) -> None:
+        """Write down which letters without an id never come again; later while the database is away."""
+        with self._certain_lock:
+            equal, self._certain = self._certain, Counter()
+        if not equal:
+            return
+        try:
+            no_longer_in_doubt(self._engine, equal)
+        except DatabaseUnavailableError:
+            self.certain(equal)
 
     def give_up(self) -> None:
         """Stop waiting for a database that is away: the letters in hand stay with the broker."""
@@ -163,6 +184,7 @@ class Writer(threading.Thread):
     def _store_batches(self) -> None:
         while (batch := self._inbox.take(idle_seconds=self._chores_seconds)) is not None:
             self._busy_since = time.monotonic()
+            self.end_doubts()
             if time.monotonic() >= self._chores_at:
                 self._chores()
                 self._chores_at = time.monotonic() + self._chores_seconds
@@ -202,6 +224,7 @@ def _receipts(batch: Sequence[Incoming], arrivals: Sequence[Arrival], stored: St
     receipts = []
     for source in sources.values():
         tags, refused, size = [], [], 0
+        equal: Counter[str] = Counter()
         for incoming, arrival in zip(batch, arrivals, strict=True):
             if incoming.source is not source:
                 continue
@@ -210,5 +233,7 @@ def _receipts(batch: Sequence[Incoming], arrivals: Sequence[Arrival], stored: St
             else:
                 tags.append(incoming.tag)
                 size += len(incoming.letter.body)
-        receipts.append(Receipt(source=source, tags=tags, refused=refused, body_bytes=size))
+                if incoming.letter.content_hash:
+                    equal[incoming.letter.content_hash] += 1
+        receipts.append(Receipt(source=source, tags=tags, refused=refused, body_bytes=size, equal=equal))
     return receipts
