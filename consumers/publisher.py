@@ -19,6 +19,9 @@ from broker_topology.wire import RawConnection, RawProperties, parameters, why_a
 ANSWER_SECONDS = 60.0
 """How long the broker may take to answer before it counts as away: a memory alarm blocks publishers."""
 
+FRAME_BYTES = 20
+"""What a frame with a content header takes besides the properties."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outgoing:
@@ -98,7 +101,13 @@ class Publisher:
         Where the broker closes the channel over one of them, those that have no answer are sent again one by
         one, so that the one is found.
         """
-        answers = self._publish(messages, meanwhile)
+        room = self._connection.params.frame_max - FRAME_BYTES
+        answers: dict[str, Answer] = {
+            message.key: Refused(f"its headers take {len(message.properties):,} bytes, and the broker takes {room:,}")
+            for message in messages
+            if len(message.properties) > room  # the broker would close the connection over it
+        }
+        answers |= self._publish([message for message in messages if message.key not in answers], meanwhile)
         unanswered = [message for message in messages if message.key not in answers]
         for message in unanswered:
             answer = self._publish([message], lambda: None).get(message.key)

@@ -17,9 +17,12 @@ import sqlalchemy as sa
 from broker_topology.deploy import deploy
 from broker_topology.message import REPLAY_ID_HEADER
 from broker_topology.raw_properties import read_properties
-from consumers.audit import Action, audit_log
+from consumers.audit import Act, Action, audit_log
 from consumers.database import open_database, reading, require_schema
+from consumers.publisher import Publisher
+from consumers.replay import ReplayOptions, replay
 from consumers.replays import replay_items
+from consumers.shell import now
 from sandbox.processes import Process, eventually
 from sandbox.road import Road
 from sandbox.servers import PrivateRabbitMQ, management_url, vhost_url
@@ -261,6 +264,18 @@ def test_operator_without_permission_to_publish_leaves_letters_open(office: Offi
     code, said = office.run("replay", *letters, *BECAUSE)
     assert code == 0, said
     assert len(office.ledger()) == 30
+
+
+def test_letter_that_outgrows_a_frame_stays_open(office: Office) -> None:
+    """A result too large for a header is refused here: the broker would close the connection over it. (D5)"""
+    letters = [int(letter) for letter in office.dead(3)]
+    options = ReplayOptions(settle_as="done", result_json=json.dumps("x" * 200_000))
+    act = Act(actor="ann", reason="it was done")
+    with Publisher(office.url) as publisher:
+        report = replay(office.engine, publisher, TOPOLOGY, act, letters[:1], clock=now, options=options)
+        assert "its headers take" in report.refused[letters[0]]
+        assert replay(office.engine, publisher, TOPOLOGY, act, letters, clock=now).published == letters
+    assert office.states() == {"replayed": 3}
 
 
 def test_full_queue_slows_the_replay_down_and_a_kill_there_loses_nothing(
