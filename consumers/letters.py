@@ -14,6 +14,7 @@ from typing import Any
 from broker_topology.message import (
     IDEMPOTENCY_KEY_HEADER,
     MAX_DECODED_BYTES,
+    PUBLISHED_AT_HEADER,
     REPLAY_ID_HEADER,
     Death,
     TaskMessage,
@@ -32,7 +33,15 @@ UNKNOWN = "unknown"
 
 _READ_HEADERS = [
     (name, name.encode())
-    for name in ("task", "id", "retries", "compression", IDEMPOTENCY_KEY_HEADER, REPLAY_ID_HEADER)
+    for name in (
+        "task",
+        "id",
+        "retries",
+        "compression",
+        IDEMPOTENCY_KEY_HEADER,
+        REPLAY_ID_HEADER,
+        PUBLISHED_AT_HEADER,
+    )
 ]
 # Both change when the broker delivers the same message again.
 _DELIVERY_COUNTS = frozenset({b"x-delivery-count", b"x-acquired-count"})
@@ -56,7 +65,9 @@ class Letter:
     """A dead letter before it is stored. Texts are fit for any database's text columns."""
 
     identity: str
-    """Equal for two deliveries of one death, different for two deaths."""
+    """Equal for two deliveries of one death, and for the deaths of copies of one message; different otherwise."""
+    death_identity: str | None
+    """Different for the deaths of copies too; None where the message does not tell what it is a copy of."""
     content_hash: str | None
     """Set where the message has no id: then only the broker's word on redelivery can tell copies apart."""
     redelivered: bool
@@ -91,11 +102,11 @@ def read_letter(
     message = _message(header, delivery.body, max_body_bytes)
     death = header.death
     args, kwargs, problem = _arguments(message)
-    known = message.task_id or header.message_id
-    digest = _death_digest(delivery, message, known, death) if known else _content_digest(delivery, header)
+    identity, death_identity, content_hash = _identities(delivery, header, message)
     return Letter(
-        identity=digest if known else uuid.uuid4().hex,
-        content_hash=None if known else digest,
+        identity=identity,
+        death_identity=death_identity,
+        content_hash=content_hash,
         redelivered=delivery.redelivered,
         body=delivery.body,
         properties=delivery.properties,
@@ -156,16 +167,31 @@ def _death(raw: bytes | None) -> Death | None:
         return None
 
 
-def _death_digest(delivery: Delivery, message: TaskMessage, known: str, death: Death | None) -> str:
-    """Equal for two deliveries of one death, different for two deaths.
+def _identities(delivery: Delivery, header: _Header, message: TaskMessage) -> tuple[str, str | None, str | None]:
+    """Identity, death identity and content hash of a letter.
 
-    Made of what the death is, not of the bytes of the header: a broker that delivers a message again adds
-    headers, and 4.x then puts all of them into another order.
+    There are copies of one message where a retry was published and the ack of the message before it was lost, or
+    where a broker that crashed dead-letters once more what it had dead-lettered. When they die and by which delay
+    queue they came differs; that their publisher spoke once does not.
+    """
+    known, death = message.task_id or header.message_id, header.death
+    if not known:
+        return uuid.uuid4().hex, None, _content_digest(delivery, header)
+    said = (delivery.drained_queue, known, message.retries, message.replay_id)
+    published_at = header.headers.get(PUBLISHED_AT_HEADER)
+    if not (death and published_at):
+        return _digest(delivery.body, *said, delivery.routing_key, death), None, None
+    copies = _digest(delivery.body, *said, published_at, death.queue, death.reason, death.count)
+    return copies, _digest(b"", copies, death), None
+
+
+def _digest(body: bytes, *said: object) -> str:
+    """Made of what is said, not of the bytes of the header: a broker that delivers a message again adds headers,
+    and 4.x then puts all of them into another order.
     """
     digest = hashlib.blake2b(digest_size=16)
-    said = (delivery.drained_queue, known, message.retries, message.replay_id, delivery.routing_key, death)
     digest.update(repr(said).encode("utf-8", "backslashreplace"))
-    digest.update(delivery.body)
+    digest.update(body)
     return digest.hexdigest()
 
 

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from broker_topology.notes import MAX_MESSAGE_LENGTH, cut
 from consumers.database import database_problem, transaction
-from consumers.dead_letters import dead_letters
+from consumers.dead_letters import State, dead_letters
 from consumers.filing import Filed, Filing
 from consumers.inserting import INSERTS, Arrival, row_of, sealed_row
 from consumers.letters import storable
@@ -84,22 +84,13 @@ class _RowRefusedError(Exception):
 
 
 def _store_all(engine: sa.Engine, arrivals: Sequence[Arrival], now: datetime, filing: Filing) -> Stored:
-    filed: list[Filed] = []
-    insert = INSERTS[engine.dialect.name]
     with transaction(engine) as connection:
         try:
             fresh = _without_redelivered(connection, arrivals, now)
-            placed = filing.place(connection, [(arrival.letter, arrival.note) for arrival in fresh], now=now)
-            rows = [row_of(arrival, now, group_id) for arrival, (_, group_id) in zip(fresh, placed, strict=True)]
-            keyring = keyring_of(connection)
-            if (key := keyring.sealing_key_id) is not None:
-                rows = [sealed_row(row, keyring, key) for row in rows]
-            ids = insert(connection, rows)
-            new = []
-            for arrival, (about, group_id) in zip(fresh, placed, strict=True):
-                if (letter_id := ids.pop(arrival.letter.identity, None)) is not None:
-                    new.append(StoredLetter(letter_id=letter_id, arrival=arrival))
-                    filed.append(Filed(letter_id=letter_id, letter=arrival.letter, about=about, group_id=group_id))
+            new, filed = _insert(connection, fresh, now, filing)
+            if len(new) < len(fresh) and (late := _late_copies(connection, fresh, new)):
+                more_new, more_filed = _insert(connection, late, now, filing)
+                new, filed = new + more_new, filed + more_filed
             _link(connection, new, now)
             filing.count(connection, filed, now=now)
         except (DBAPIError, engine.dialect.loaded_dbapi.Error, ValueError, TypeError, OverflowError) as error:
@@ -108,6 +99,44 @@ def _store_all(engine: sa.Engine, arrivals: Sequence[Arrival], now: datetime, fi
             raise
     filing.committed(filed)
     return Stored(new=new, known=len(arrivals) - len(new))
+
+
+def _insert(
+    connection: sa.Connection, arrivals: Sequence[Arrival], now: datetime, filing: Filing
+) -> tuple[list[StoredLetter], list[Filed]]:
+    """Insert what is new, each letter in its group."""
+    placed = filing.place(connection, [(arrival.letter, arrival.note) for arrival in arrivals], now=now)
+    rows = [row_of(arrival, now, group_id) for arrival, (_, group_id) in zip(arrivals, placed, strict=True)]
+    keyring = keyring_of(connection)
+    if (key := keyring.sealing_key_id) is not None:
+        rows = [sealed_row(row, keyring, key) for row in rows]
+    ids = INSERTS[connection.dialect.name](connection, rows)
+    new, filed = [], []
+    for arrival, (about, group_id) in zip(arrivals, placed, strict=True):
+        if (letter_id := ids.pop(arrival.letter.identity, None)) is not None:
+            new.append(StoredLetter(letter_id=letter_id, arrival=arrival))
+            filed.append(Filed(letter_id=letter_id, letter=arrival.letter, about=about, group_id=group_id))
+    return new, filed
+
+
+def _late_copies(
+    connection: sa.Connection, arrivals: Sequence[Arrival], new: Sequence[StoredLetter]
+) -> list[Arrival]:
+    """Copies of messages that died after a person had dealt with the first: rows of their own, to be seen.
+
+    While the first row is open, a copy says nothing that does not stand there.
+    """
+    inserted = {stored.arrival.letter.identity for stored in new}
+    known = {a.letter.identity: a for a in arrivals if a.letter.death_identity and a.letter.identity not in inserted}
+    if not known:
+        return []
+    c = dead_letters.c
+    dealt_with = sa.select(c.identity, c.died_at).where(c.identity.in_(list(known)), c.state != State.OPEN.value)
+    return [
+        replace(known[identity], letter=replace(letter, identity=str(letter.death_identity)))
+        for identity, died_at in connection.execute(dealt_with)
+        if (letter := known[identity].letter).died_at != died_at
+    ]
 
 
 # Data, cardinality, integrity, program limits (an index row too large), raised by a trigger.

@@ -14,7 +14,7 @@ from typing import Any
 import brotli
 from backports import zstd
 
-from tests.integration.mailroom import long, raw_properties, short, table, task_headers
+from tests.integration.mailroom import array, long, raw_properties, short, table, task_headers, x_death
 
 GOOD_BODY = b"[[1], {}, {}]"
 
@@ -69,23 +69,6 @@ def _nested(depth: int, kind: bytes = b"F") -> bytes:
     for _ in range(depth):
         value = b"F" + table([(b"a", value)]) if kind == b"F" else b"A" + struct.pack(">I", len(value)) + value
     return value
-
-
-def _array(*values: bytes) -> bytes:
-    data = b"".join(values)
-    return b"A" + struct.pack(">I", len(data)) + data
-
-
-def _death(**changes: bytes) -> bytes:
-    entries = {
-        b"count": b"l" + bytes(7) + b"\x01",
-        b"reason": long(b"rejected"),
-        b"queue": long(b"payments"),
-        b"time": b"T" + struct.pack(">Q", 1_700_000_000),
-        b"exchange": long(b"work"),
-        b"routing-keys": _array(long(b"payments")),
-    } | {name.replace("_", "-").encode(): value for name, value in changes.items()}
-    return _array(b"F" + table(list(entries.items())))
 
 
 def _without(name: bytes) -> list[tuple[bytes, bytes]]:
@@ -212,17 +195,17 @@ CATALOGUE: list[Hostile] = [
         row={"task_id": "twice", "args": "[1]"},
     ),
     # Deaths that the broker never wrote.
-    odd_header("a death", (b"x-death", _death()), queue="payments", reason="rejected", exchange="work"),
+    odd_header("a death", (b"x-death", x_death()), queue="payments", reason="rejected", exchange="work"),
     odd_header("x-death is text", (b"x-death", long(b"yes")), **UNKNOWN),
-    odd_header("x-death is empty", (b"x-death", _array()), **UNKNOWN),
-    odd_header("x-death of numbers", (b"x-death", _array(b"t\x01")), **UNKNOWN),
+    odd_header("x-death is empty", (b"x-death", array()), **UNKNOWN),
+    odd_header("x-death of numbers", (b"x-death", array(b"t\x01")), **UNKNOWN),
     odd_header("x-death is a table", (b"x-death", b"F" + table([])), **UNKNOWN),
-    odd_header("a death without anything", (b"x-death", _array(b"F" + table([]))), reason="unknown"),
-    odd_header("a death whose reason is a number", (b"x-death", _death(reason=b"I" + bytes(4))), queue="payments"),
-    odd_header("a death in milliseconds", (b"x-death", _death(time=b"T" + struct.pack(">Q", 1_700_000_000_000)))),
-    odd_header("a death whose keys are text", (b"x-death", _death(routing_keys=long(b"a"))), routing_key=""),
-    odd_header("a death in a queue of 300 letters", (b"x-death", _death(queue=long(b"q" * 300)))),
-    odd_header("a death with NUL", (b"x-death", _death(queue=long(b"a\0b"))), queue="a\\x00b"),
+    odd_header("a death without anything", (b"x-death", array(b"F" + table([]))), reason="unknown"),
+    odd_header("a death whose reason is a number", (b"x-death", x_death(reason=b"I" + bytes(4))), queue="payments"),
+    odd_header("a death in milliseconds", (b"x-death", x_death(time=b"T" + struct.pack(">Q", 1_700_000_000_000)))),
+    odd_header("a death whose keys are text", (b"x-death", x_death(routing_keys=long(b"a"))), routing_key=""),
+    odd_header("a death in a queue of 300 letters", (b"x-death", x_death(queue=long(b"q" * 300)))),
+    odd_header("a death with NUL", (b"x-death", x_death(queue=long(b"a\0b"))), queue="a\\x00b"),
     # Properties.
     Hostile(
         name="every property",

@@ -24,6 +24,7 @@ def letter(**fields: Any) -> Letter:
     number = next(_numbers)
     values: dict[str, Any] = {
         "identity": f"identity-{number}",
+        "death_identity": None,
         "content_hash": None,
         "redelivered": False,
         "body": b"[[], {}, {}]",

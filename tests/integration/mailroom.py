@@ -67,6 +67,25 @@ def raw_properties(
     return struct.pack(">H", flags) + data + tail
 
 
+def array(*values: bytes) -> bytes:
+    """A header value of type array."""
+    data = b"".join(values)
+    return b"A" + struct.pack(">I", len(data)) + data
+
+
+def x_death(**changes: bytes) -> bytes:
+    """The value of ``x-death`` for one death, as the broker writes it."""
+    entries = {
+        b"count": b"l" + bytes(7) + b"\x01",
+        b"reason": long(b"rejected"),
+        b"queue": long(b"payments"),
+        b"time": b"T" + struct.pack(">Q", 1_700_000_000),
+        b"exchange": long(b"work"),
+        b"routing-keys": array(long(b"payments")),
+    } | {name.replace("_", "-").encode(): value for name, value in changes.items()}
+    return array(b"F" + table(list(entries.items())))
+
+
 def task_headers(
     *, task: str = "payments.charge_customer", task_id: str | None = None, retries: int = 0
 ) -> list[tuple[bytes, bytes]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import time
 from datetime import UTC, datetime, timedelta
 
@@ -12,20 +13,25 @@ import sqlalchemy as sa
 
 from broker_topology.notes import FailureNote, failure_note_key
 from broker_topology.raw_headers import RawHeader
+from consumers.audit import Act
+from consumers.replay import discard
 from sandbox.processes import eventually
 from tests.conftest import VirtualHost
 from tests.integration.mailroom import (
     DEAD_LETTER_QUEUE,
     UNROUTABLE_QUEUE,
     WORK_QUEUE,
+    array,
     depth,
     draining,
     let_die,
+    long,
     publish,
     raw_properties,
     stored_rows,
     take,
     task_headers,
+    x_death,
 )
 
 BODY = json.dumps([[17, 100], {"currency": "EUR"}, {"chain": None}]).encode()
@@ -96,6 +102,38 @@ def test_a_letter_on_a_quiet_queue_is_stored_at_once(deployed: VirtualHost, engi
             eventually(lambda count=number: len(stored_rows(engine, count)) == count, every=0.01)  # type: ignore[misc]
             took.append(time.monotonic() - published)
     assert sorted(took)[2] < 0.2
+
+
+def test_copies_of_one_message_are_one_row_until_somebody_deals_with_it(
+    deployed: VirtualHost, engine: sa.Engine
+) -> None:
+    """A copy that a lost ack left behind adds nothing to an open row, and is seen after that was settled (D1)."""
+    entries = [*task_headers(task_id="t-1"), (b"published_at", long(b"2026-05-04T12:30:00.000001+00:00"))]
+    again = [*task_headers(task_id="t-1"), (b"published_at", long(b"2026-05-04T12:30:00.000002+00:00"))]
+
+    def die(entries: list[tuple[bytes, bytes]], seconds: int) -> None:
+        # The delay queue that a retry comes by makes a part of its routing key.
+        died_at = b"T" + struct.pack(">Q", 1_800_000_000 + seconds)
+        death = x_death(time=died_at, routing_keys=array(long(f"{seconds}.payments".encode())))
+        publish(deployed.url, [(raw_properties([*entries, (b"x-death", death)]), BODY)])
+        eventually(lambda: depth(deployed.url, DEAD_LETTER_QUEUE) == 0)
+
+    with draining(deployed.url, engine):
+        die(entries, 0)
+        die(entries, 1)
+        die(again, 2)
+        first, _ = stored_rows(engine, 2)
+        discard(engine, Act(actor="ada", reason="no"), [first["id"]], now=datetime.now(UTC))
+        die(entries, 0)  # a redelivery of what was dealt with
+        die(entries, 3)
+        die(task_headers(task_id="last"), 4)
+        rows = stored_rows(engine, 4)
+    assert sorted((row["died_at"].second, row["task_id"], row["state"]) for row in rows) == [
+        (0, "t-1", "discarded"),
+        (2, "t-1", "open"),
+        (3, "t-1", "open"),
+        (4, "last", "open"),
+    ]
 
 
 def test_a_redelivered_letter_is_stored_once(deployed: VirtualHost, engine: sa.Engine) -> None:
