@@ -12,7 +12,9 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
+from broker_topology.address import BrokerAddress
 from broker_topology.deploy import deploy
+from broker_topology.wire import RawProperties, wired
 from consumers.database import open_database, require_schema
 from sandbox.processes import eventually, free_port
 from sandbox.servers import PrivatePostgreSQL, PrivateRabbitMQ
@@ -192,19 +194,26 @@ def test_two_drains_that_are_killed_while_their_servers_fail_lose_and_double_not
 
 
 @pytest.mark.soak  # a figure: it needs a quiet machine
-def test_large_letters_do_not_fill_the_memory(
-    deployed: VirtualHost, engine: sa.Engine, start_drain: StartDrain
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("small", "large"), [(5_000, 20), (1_000_000, 1_000)])
+def test_a_backlog_does_not_fill_the_memory(
+    deployed: VirtualHost, engine: sa.Engine, start_drain: StartDrain, small: int, large: int
 ) -> None:
-    """Behind a backlog of small letters, 10 MB ones come one by one: less than 200 MB are used (D1)."""
+    """Behind a backlog of small letters come some of 10 MB each: less than 200 MB are used (D1)."""
     body = json.dumps([["x" * 10_000_000], {}, {}]).encode()
-    publish(deployed.url, letters(5000))
-    for _ in range(20):
+    with wired(BrokerAddress.parse(deployed.url)) as connection:
+        channel = connection.channel()
+        for _ in range(small):
+            channel.basic_publish(
+                "", DEAD_LETTER_QUEUE, b"[[], {}, {}]", RawProperties(raw_properties(task_headers()))
+            )
+    for _ in range(large):
         publish(deployed.url, [(raw_properties(task_headers()), body)])
     drain = start_drain(deployed.url, engine.url.render_as_string(hide_password=False))
-    eventually(lambda: row_count(engine) == 5020, seconds=90)
-    peak = next(
-        int(line.split()[1]) for line in Path(f"/proc/{drain.pid}/status").read_text().splitlines() if "VmHWM" in line
-    )
+    eventually(lambda: row_count(engine) == small + large, seconds=90 + small / 1000 + large, every=1)
+    status = Path(f"/proc/{drain.pid}/status").read_text()
+    peak = next(int(line.split()[1]) for line in status.splitlines() if "VmHWM" in line)
+    print(f"{peak // 1000} MB at most with {small} small letters and {large} large ones")
     assert peak < 200_000, f"{peak // 1000} MB"
 
 
