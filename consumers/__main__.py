@@ -189,7 +189,8 @@ def list_letters(
     settings = prepared_settings()
     with reading(database(settings)) as connection:
         found = finding.find(connection, where, limit=limit, before_id=before, exhaustive=exhaustive)
-    letters = [masking(settings).letter(letter) for letter in found.letters]
+    hides = masking(settings)
+    letters = [hides.letter(letter) for letter in found.letters]
     if as_json:
         for letter in letters:
             click.echo(showing.as_json(letter))

@@ -19,7 +19,7 @@ from consumers.sealing import keyring_of, shown
 MAX_COUNTED = 1_000
 """Beyond that many letters their exact number is not worth the wait."""
 
-MAX_LOOKED_AT = 10_000
+MAX_LOOKED_AT = 5_000
 """Letters that are read to find those that match, at most."""
 
 c = dead_letters.c

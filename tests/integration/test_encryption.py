@@ -17,7 +17,7 @@ from cryptography.fernet import Fernet
 
 from broker_topology.notes import FailureNote, failure_note_key
 from broker_topology.raw_headers import RawHeader
-from consumers import alerts, dead_letters, finding, groups, late_notes
+from consumers import alerts, dead_letters, finding, groups, late_notes, showing
 from consumers.__main__ import main
 from consumers.alert_config import AlertConfig, ChannelConfig
 from consumers.database import alembic_config, metadata, open_database, reading, transaction, upgrade
@@ -26,7 +26,7 @@ from consumers.failure_notes import FailureNotes
 from consumers.filing import Filing
 from consumers.inserting import Arrival
 from consumers.keyring import Keyring, SealedError, key_id
-from consumers.letters import Letter
+from consumers.letters import Letter, read_letter
 from consumers.masking import read_masking
 from consumers.publisher import Publisher
 from consumers.regroup import regroup
@@ -34,6 +34,7 @@ from consumers.replay import ReplayOptions, begin, run, select
 from consumers.storing import store
 from sandbox.processes import eventually
 from tests.conftest import DEFINITIONS, VirtualHost
+from tests.integration.hostile_messages import CATALOGUE
 from tests.integration.letters import NOW, arrival, letter
 from tests.integration.mailroom import (
     DEAD_LETTER_QUEUE,
@@ -50,6 +51,7 @@ from tests.integration.mailroom import (
     take,
     task_headers,
 )
+from tests.integration.test_hostile_messages import delivery
 from tests.integration.test_replay import ACT, now
 
 NEW, OLD = Fernet.generate_key().decode(), Fernet.generate_key().decode()
@@ -120,6 +122,25 @@ def test_nothing_of_a_message_can_be_read_in_the_database(
     assert MARK in first["traceback"]
     assert RawHeader.parse(first["properties"]).text("customer") == MARK
     assert MARK in second["decode_problem"]
+
+
+def test_hostile_messages_are_sealed_and_opened_to_the_byte(engine: sa.Engine) -> None:
+    """The whole catalogue: each a row that is opened as it came, shown and listed (D1, D2)."""
+    sealed = with_keys(engine, NEW)
+    letters = [read_letter(delivery(hostile), now=NOW, unroutable=False) for hostile in CATALOGUE]
+    new = store(sealed, [Arrival(letter=one) for one in letters], now=NOW).new
+    assert len(new) == len(CATALOGUE)
+    with reading(sealed) as connection:
+        for one in new:
+            row = dead_letters.get(connection, one.letter_id)
+            came = one.arrival.letter
+            assert (row["body"], row["properties"]) == (came.body, came.properties)
+            assert (row["args"], row["kwargs"], row["decode_problem"]) == (
+                came.args,
+                came.kwargs,
+                came.decode_problem,
+            )
+            assert showing.as_json(showing.described(row))
 
 
 def test_an_alert_is_sent_as_ever_and_waits_encrypted(engine: sa.Engine) -> None:
