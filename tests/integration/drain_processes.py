@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +69,12 @@ def readiness(port: int) -> dict[str, Any]:
     except httpx.HTTPError as error:
         return {"ok": None, "reasons": [str(error)]}
     return answer
+
+
+@contextlib.contextmanager
+def locked(engine: sa.Engine) -> Iterator[None]:
+    """Nothing can be stored meanwhile."""
+    with engine.connect().execution_options(writes=True) as connection, connection.begin():
+        if engine.dialect.name == "postgresql":
+            connection.execute(sa.text("LOCK TABLE dead_letters IN EXCLUSIVE MODE"))
+        yield

@@ -19,7 +19,7 @@ from consumers.database import open_database, require_schema
 from sandbox.processes import eventually, free_port
 from sandbox.servers import PrivatePostgreSQL, PrivateRabbitMQ
 from tests.conftest import VirtualHost
-from tests.integration.drain_processes import StartDrain, body_count, letters, readiness, row_count
+from tests.integration.drain_processes import StartDrain, body_count, letters, locked, readiness, row_count
 from tests.integration.mailroom import DEAD_LETTER_QUEUE, TOPOLOGY, depth, publish, raw_properties, task_headers
 
 
@@ -33,6 +33,21 @@ def test_sigterm_finishes_the_batch_and_exits_with_zero(
     assert drain.stop() == 0
     stored = row_count(engine)
     eventually(lambda: stored + depth(deployed.url, DEAD_LETTER_QUEUE) == 3000)
+
+
+def test_a_stop_does_not_wait_for_a_database_that_is_away(
+    deployed: VirtualHost, engine: sa.Engine, start_drain: StartDrain
+) -> None:
+    """With its table locked the drain ends in time and with 0; what it had in hand is in the queue again (D1)."""
+    drain = start_drain(deployed.url, engine.url.render_as_string(hide_password=False), DRAIN_STOP_SECONDS="1")
+    with locked(engine):
+        publish(deployed.url, letters(10))
+        eventually(lambda: "broker.connected" in drain.output() and depth(deployed.url, DEAD_LETTER_QUEUE) == 0)
+        drain.signal(signal.SIGTERM)
+        assert drain.wait(seconds=10) == 0
+    assert "drain.gave_up" in drain.output()
+    eventually(lambda: depth(deployed.url, DEAD_LETTER_QUEUE) == 10)
+    assert row_count(engine) == 0
 
 
 @pytest.mark.parametrize("kills", [8, pytest.param(200, marks=pytest.mark.soak)])

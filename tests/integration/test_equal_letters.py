@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import sqlalchemy as sa
@@ -12,7 +10,7 @@ import sqlalchemy as sa
 from sandbox.processes import eventually
 from sandbox.proxy import Proxy
 from tests.conftest import VirtualHost
-from tests.integration.drain_processes import StartDrain, row_count
+from tests.integration.drain_processes import StartDrain, locked, row_count
 from tests.integration.mailroom import UNROUTABLE_QUEUE, depth, publish, raw_properties, take
 
 EQUAL = (raw_properties([]), json.dumps([[], {}, {}]).encode())
@@ -58,12 +56,3 @@ def test_equal_letters_whose_acks_were_lost_are_not_stored_twice(
     assert drain.stop() == 0
     assert depth(deployed.url, UNROUTABLE_QUEUE) == 0
     assert row_count(engine) == 15
-
-
-@contextlib.contextmanager
-def locked(engine: sa.Engine) -> Iterator[None]:
-    """Nothing can be stored meanwhile."""
-    with engine.connect().execution_options(writes=True) as connection, connection.begin():
-        if engine.dialect.name == "postgresql":
-            connection.execute(sa.text("LOCK TABLE dead_letters IN EXCLUSIVE MODE"))
-        yield
