@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from consumers.message_templates import MAX_READ_CHARACTERS, message_template, template_key
 
-RULES_VERSION = 1
+RULES_VERSION = 2
 
 MAX_TITLE_LENGTH = 200
 MAX_NAME_LENGTH = 500
@@ -60,6 +60,9 @@ def fingerprint(
 def _template(error_type: str, message: str, code: str) -> str:
     if error_type in _SAYS_DATA:
         return ""
+    if error_type in _SAYS_NAME:
+        name = message[:MAX_READ_CHARACTERS].partition(" not found in ")[0]
+        return _DIGITS.sub("#", _LANGUAGE.sub("", name))
     template = message_template(message, code=code)
     # What the interpreter did at the limit of the recursion is chance.
     return template[:32] if error_type == "builtins.RecursionError" else template
@@ -88,6 +91,11 @@ _ANYWHERE = frozenset(
 
 _SAYS_DATA = frozenset({"http.client.BadStatusLine", "builtins.StopIteration"})
 """Their text is what was received, and nothing else."""
+
+_SAYS_NAME = frozenset({"jinja2.exceptions.TemplateNotFound", "django.template.exceptions.TemplateDoesNotExist"})
+"""Their text is the name of something that a programmer wrote, and nothing else."""
+
+_LANGUAGE = re.compile(r"[/_.\-][a-z]{2}(?:[_-][A-Z]{2})?(?=[/.])")
 
 
 def _made(*parts: str | None, title: str) -> Fingerprint:

@@ -11,6 +11,8 @@ import builtins
 import re
 from http import HTTPStatus
 
+from consumers.worded_values import TELLING_WORDS, without_worded_values
+
 MAX_READ_CHARACTERS = 1_200
 """How much of a message is looked at: what a failure is, it says at the beginning."""
 
@@ -27,13 +29,22 @@ def message_template(message: str, *, code: str = "") -> str:
     text = message[:MAX_READ_CHARACTERS]
     if "\n" in text or "[SQL:" in text:
         text = _SNIPPET.sub("", _DATABASE_TAIL.split(text, maxsplit=1)[0])
-    return " ".join(_template(text, code, 0).split())[:MAX_TEMPLATE_LENGTH]
+    if "</" in text:
+        text = _MARKUP.sub(" ", text)
+    words = _template(text, code, 0).split()
+    if not TELLING_WORDS.isdisjoint(words):
+        words = list(without_worded_values(words))
+    return " ".join(words)[:MAX_TEMPLATE_LENGTH]
 
 
 def _template(text: str, code: str, depth: int) -> str:
     if not _INTERESTING.search(text):
         return text
     text = _HINT.sub("", text)
+    if "ipv" in text:
+        text = _SCHEME_OF_PEER.sub("", text)
+    if "input_value=" in text:
+        text = _GIVEN.sub("", text)
     if "." in text:
         text = _FILE_OR_HOST.sub("<address>", text)
     if "[" in text:
@@ -47,8 +58,14 @@ def template_key(template: str) -> str:
     """What two templates have to have in common: placeholders of any kind and number, and units, are alike."""
     if ("<" not in template and "{}" not in template and "[]" not in template) or _BARE.fullmatch(template):
         return template
-    key = _PLACEHOLDERS.sub("*", _DATE_IN_WORDS.sub("<date>", template))
-    return _UNIT.sub("*", key) if "* " in key else key
+    if "<<email>>" in template:
+        template = _DISPLAY_NAME.sub("<email>", template)
+    if " <n>" in template or "-<n>" in template:
+        template = _DATE_IN_WORDS.sub("<date>", template)
+    key = _PLACEHOLDERS.sub("*", template)
+    if " object at *>, <" in key:
+        key = _REPEATED.sub(r"\1", key)
+    return _COUNTED_THING.sub(r"\1", _UNIT.sub("*", key)) if "* " in key or "*." in key else key
 
 
 _BARE = re.compile(r"<\w+>")
@@ -56,24 +73,44 @@ _BARE = re.compile(r"<\w+>")
 
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?"
 _DAY = r"(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*,? )?"
-_DATE_IN_WORDS = re.compile(rf"\b{_DAY}{_MONTH} <n>|{_DAY}<n>(?:[ -]{_MONTH}|\.? [^\W\d_]{{3,9}})[ -]<n>")
+_FOREIGN_MONTH = r"(?i:jan|f[eé][bv]|m[aä]r|a[bpv]r|ma[iy]|ju[inl]|a[ug]g|ago|ao[uû]|sep|o[ckt]t|nov|d[eéi][cz]|ene)"
+_DATE_IN_WORDS = re.compile(
+    rf"\b{_DAY}{_MONTH} <n>|{_DAY}<n>(?:[ -]{_MONTH}|\.? (?:de )?{_FOREIGN_MONTH}[^\W\d_]{{0,7}}\.?)[ -](?:de )?<n>"
+)
 _PLACEHOLDERS = re.compile(
     r"(?:\b(?:(?:Posix|Windows)?Path|UUID|Decimal|ObjectId|Timestamp|(?:datetime\.)?(?:datetime|date|time|timedelta))\()?"
     r"[\[({]{0,3}<\w+>(?:[\s,.:;/'+\-\[\](){}]{0,4}<\w+>)*(?:,?\s?[\])}]){0,3}|\[\]|\{\}"
 )
 _UNIT = re.compile(
-    r"\* (?:[kKMGT]i?B|bytes?|ms|s|sec|min|seconds?|minutes?|hours?|days?|[AP]M|GMT|UTC|(?i:usd|eur|gbp|chf|jpy))\b"
-    r"(?:, \*)?"
+    r"\*\.? (?:(?:[kKMGT]i?B|bytes?|ms|s|sec|min|seconds?|minutes?|hours?|days?|[AP]M|GMT|UTC|"
+    r"(?i:usd|eur|gbp|chf|jpy))\b|%)(?:, \*)?"
 )
+_COUNTED_THING = re.compile(
+    r"(\* (?:\w+ )?(?:file|row|line|column|item|entr|record|message|error|attempt|retr|argument|value|character|"
+    r"element|object|order|page|task|worker|time|week|month|year))(?:y|ies|s)\b"
+)
+_REPEATED = re.compile(r"(<[\w.]+ object at \*>)(?:, \1)+")
+"""How many there were is a count."""
+
+_DISPLAY_NAME = re.compile(r"(?:\b[A-Z][\w.'-]{0,40} ){0,4}<<email>>")
 
 
 _OPENING, _CLOSING = "\u201e\u201c\u00ab\u00bb\u2018\u201a\u2039\u203a", "\u201c\u201d\u00bb\u00ab\u2019\u2039\u203a"
 """Quotation marks as they are printed in other languages."""
 
+_MARKUP = re.compile(r"<[/!?]?[A-Za-z][^<>]*>")
+"""A page that came instead of an answer says what it says between its tags."""
+
+_SCHEME_OF_PEER = re.compile(r"\bipv[46]:(?=[\[\d])")
+_GIVEN = re.compile(r", input_value=.*?, input_type=\w+(?=\])")
+"""Pydantic's repr of what it was given, and the type of that."""
+
 _INTERESTING = re.compile(rf"[\d@/\\'\"`{{={_OPENING}]")
 """A message without any of these is all words."""
 
-_DATABASE_TAIL = re.compile(r"\n(?:[A-Z]{3,12}(?: \d+)?:\s|\[parameters:|\(Background on)|\s\[SQL:")
+_DATABASE_TAIL = re.compile(
+    r"\n(?:[A-Z]{3,12}(?: \d+)?:\s|\[parameters:|\(Background on|\tdebug_error_string = )|\s\[SQL:"
+)
 """Where a database driver's or SQLAlchemy's message stops to say what and goes on to say with which values."""
 
 _FILE_OR_HOST = re.compile(
@@ -122,7 +159,7 @@ class _Pass:
         if character == "{":
             if self.is_data:
                 return at + 1
-            return self._replaced(at, _MAPPING.match(self.text, at), "<values>")
+            return self._mapping(at)
         if character == "=":
             return self._assigned(at)
         if character == "`" or character in _OPENING:
@@ -138,12 +175,20 @@ class _Pass:
     def _replaced(self, at: int, found: re.Match[str] | None, placeholder: str) -> int:
         return self._write(at, found.end(), placeholder) if found else at + 1
 
+    def _mapping(self, at: int) -> int:
+        """``{...}``: what goes is all but the code of an error, as an HTTP API names it."""
+        if self.text.endswith(("Error", "Exception"), 0, at):
+            return at + 1  # ``KafkaError{code=...}``
+        found = _MAPPING.match(self.text, at)
+        named = _NAMED_ERROR.search(found[0]) if found else None
+        return self._replaced(at, found, f"<values> '{named[1]}'" if named else "<values>")
+
     def _assigned(self, at: int) -> int:
         """``name=value``: the value goes, unless the name says that it is a code."""
         found = _ASSIGNED.match(self.text, at)
         if not found:
             return at + 1
-        if _last_words(self.text, at)[1].endswith(_CODE_NAMES):
+        if _names_code(*_last_words(self.text, at)):
             return found.end()
         return self._write(at + 1, found.end(), "<value>")
 
@@ -178,28 +223,33 @@ class _Pass:
 
     def _is_prose(self, start: int, inner: str) -> bool:
         """Whether a quoted text is itself a message."""
-        if " " not in inner:
+        if " " not in inner or _BEGINS_PATH.match(inner):
             return False
         if _OPENS_PROSE.search(self.text, max(0, start - 12), start):
             return True
         if self.is_data:
             return inner.count(" ") > 1 or inner.endswith(".")
-        return self.text.startswith("=", start - 1) and _last_words(self.text, start)[1] in _MESSAGES
+        return (
+            self.text[max(0, start - 2) : start].strip().endswith("=")
+            and _last_words(self.text, start)[1] in _MESSAGES
+        )
 
     def _is_name(self, start: int, end: int, inner: str) -> bool:
         """Whether a quoted text is a name in a program or a schema."""
-        if inner in _TYPES or _SNAKE_CASE.fullmatch(inner):
+        if inner in _TYPES or _SNAKE_CASE.fullmatch(inner) or self.text.endswith("<class ", 0, start):
             return True
         if _PUNCTUATION_ONLY.fullmatch(inner):
-            return self.text[start - 2 : start] != ": "
+            return self.text[start - 2 : start] != ": " and not _GIVES.search(self.text, max(0, start - 3), start)
+        if "%" in inner and _TIME_FORMAT.fullmatch(inner):
+            return _last_words(self.text, start)[1] == "format"
         return _IDENTIFIER.fullmatch(inner) is not None and self._is_named_around(start, end)
 
     def _is_named_around(self, start: int, end: int) -> bool:
         """Whether the words around a quoted text say that it is a name."""
         text = self.text
         before, last = _last_words(text, start)
-        if self.is_data or text.startswith("=", start - 1):
-            return text.startswith(":", end) or last.endswith(_CODE_NAMES)
+        if self.is_data or text.startswith("=", start - 1) or text.endswith(" = ", 0, start):
+            return text.startswith(":", end) or (_names_code(before, last) and not self._is_field(start, last))
         if _NAME_BEFORE.match(text, end) or _CALLED.search(text, max(0, start - 24), start):
             return True
         if self.name_ended_at > 0 and text[self.name_ended_at : start].strip() in _LISTS_ON:
@@ -210,6 +260,15 @@ class _Pass:
         if last in _JOINTS or _PUNCTUATION_ONLY.fullmatch(last):
             return last == "named" or _is_noun(before) or before == "for"
         return False
+
+    def _is_field(self, start: int, name: str) -> bool:
+        """Whether it is one of the data in a repr or in SQL: ``Order(id=17, state='open')``, ``state = 'open'``."""
+        if name in _FIELDS and self.text.endswith(" = ", 0, start):
+            return True
+        opened = self.text.rfind("(", 0, start)
+        if opened < 1 or name not in _FIELDS or self.text.find(")", opened, start) > 0:
+            return False
+        return self.text[opened - 1].isalnum() and not self.text.endswith(("Error", "Exception"), 0, opened)
 
     # Tokens: what has a digit, an @ or a slash
 
@@ -227,18 +286,24 @@ class _Pass:
         end = start + len(core)
         if _NUMBER.fullmatch(core):
             return core if self._is_code(start, end, core) else "<n>"
-        last = _last_words(self.text, start)[1]
+        before, last = _last_words(self.text, start)
         if core == "/" and last in ("url", "uri", "path"):
             return "<path>"
-        if last in _EXACT_CODES or _KEPT.fullmatch(core) or self.text.startswith(("(", " object"), end):
+        if (
+            (last in _EXACT_CODES and _names_code(before, last))
+            or _KEPT.fullmatch(core)
+            or self.text.startswith(("(", " object"), end)
+        ):
             return core
+        if last == "index" and _INDEX_IN_MONGO.fullmatch(core):
+            return _DIGITS.sub("#", core)
         return next((name for name, pattern in _KINDS if pattern.fullmatch(core)), None) or _mixed(core)
 
     def _is_code(self, start: int, end: int, number: str) -> bool:
         """Whether a number is one that a programmer compares with, rather than a count or a value."""
         text = self.text
         before, last = _last_words(text, start)
-        if last.endswith(_CODE_NAMES) or (last in ("with", "status") and before.startswith(_ANSWERS)):
+        if _names_code(before, last) or (last in ("with", "status") and before.startswith(_ANSWERS)):
             return True
         if len(number) == 3 and number[0] in "45":  # as of HTTP
             if start == 0 or text[:start] == "[" or text.endswith(("-> ", "=> "), 0, start):
@@ -262,6 +327,11 @@ def _last_words(text: str, end: int) -> tuple[str, str]:
     return (["", "", *words][-2], ["", *words][-1])
 
 
+def _names_code(before: str, last: str) -> bool:
+    """Whether what follows these words is the code of an answer, and not the code of a thing."""
+    return last.endswith(_CODE_NAMES) and last not in _CODED_THINGS and not (last == "code" and before in _CODED)
+
+
 def _is_noun(word: str) -> bool:
     return word in _NOUNS or (word.endswith("s") and word[:-1] in _NOUNS)
 
@@ -279,9 +349,15 @@ _DOUBLE = re.compile(r'"((?!\s)(?:[^"\\]|\\.)*+)(?:"|\\?\Z)', re.DOTALL)
 _COMMAND = re.compile(r"'\[[^\]\n]*+\]'")
 _TYPOGRAPHIC = re.compile(rf"[`{_OPENING}]\s?([^`{_OPENING}{_CLOSING}\n]*+)[`{_CLOSING}]")
 _MAPPING = re.compile(r"\{(?=[^{}\n]*['\":,])(?:[^{}\n]|\{[^{}\n]*+\})*+\}")
+_NAMED_ERROR = re.compile(r"['\"](?:error|(?:error|decline)?_?[cC]ode)['\"]: ?['\"]([A-Za-z_][\w.\-]{2,60})['\"]")
 _ASSIGNED = re.compile(r"=[^\s,;()\[\]{}'\"<>=]+")
 
 _NAME = re.compile(r"(?![a-f]{8,}$)[A-Za-z_.]{1,40}")
+_GIVES = re.compile(r"\w, \Z")
+"""``invalid load key, '<'``, unlike what may come next: ``',', ';'``."""
+
+_TIME_FORMAT = re.compile(r"[^%]{0,12}(?:%[A-Za-z][^%]{0,3}){2,12}")
+_INDEX_IN_MONGO = re.compile(r"(?:[A-Za-z][A-Za-z.]*_-?\d+_?)+")
 _IDENTIFIER = re.compile(r"[^\W\d][\w.\-]{0,120}")
 _SNAKE_CASE = re.compile(r"_?[a-z]+(?:_[a-z]+)+")
 """A programmer's name wherever it stands."""
@@ -294,6 +370,7 @@ _TYPES = frozenset(
 _MANY_DIGITS = re.compile(r"\d{3,}|(?<=\d)\d")
 _STATUS_PHRASE = re.compile(r"[1-5]\d\d [A-Z]")
 
+_BEGINS_PATH = re.compile(r"[~.]{0,2}/|[A-Za-z]:\\|\\\\")
 _OPENS_PROSE = re.compile(r"\((?:-?\d+, ?)?b?\Z")
 """The repr of an exception: what is quoted in it is its message."""
 
@@ -326,13 +403,14 @@ _NUMBER = re.compile(
 )
 _KEPT = re.compile(
     r"[^\W\d_]+(?:/[^\W\d_]+)+|"  # and/or, text/html
-    r"(?:[A-Za-z_]\w*\.)+[A-Z]\w*|"  # a class with its module
+    r"(?!eyJ)(?:[A-Za-z_]\w*\.)+[A-Z]\w*|"  # a class with its module
     r"(?i:utf-?\d+|sha-?\d+|md5|base64|u?int\d+|float\d+|ipv[46]|https?/[\d.]+|http2|s3|ec2|oauth2?|(?:tls|ssl)v?[\d.]+|"
     r"x509|latin-?1|iso[\d-]+|cp\d+|k8s|h2|v\d|(?:ORA|PLS|TNS|DPY|DPI|SQLSTATE)-?\d+)"
 )
 _KINDS = (
     ("<url>", re.compile(r"[A-Za-z][\w+.-]*://.*", re.DOTALL)),
     ("<email>", re.compile(r"[^@\s]+@[^@\s]+\.\w+")),
+    ("<address>", re.compile(r"[\w.+-]+@[\w.-]+")),
     ("<uuid>", re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}")),
     ("<date>", re.compile(r"\d{4}-\d\d-\d\d(?:[T_]\d\d:?\d\d.*)?|\d{1,4}[./]\d{1,2}[./]\d{1,4}", re.DOTALL)),
     ("<time>", re.compile(r"\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?")),
@@ -354,6 +432,13 @@ _CODE_NAMES = (
     "reason",
     "response",
 )
+_CODED = frozenset(
+    "access area bank bar country coupon currency item post postal product promo qr tax voucher zip".split()  # noqa: SIM905
+)
+"""What has a code that is data."""
+
+_CODED_THINGS = frozenset([*(f"{thing}code" for thing in _CODED), "opcode", "passcode", "geocode", "unicode"])
+_FIELDS = frozenset(("state", "status", "kind", "type"))
 _EXACT_CODES = frozenset(("code", "errno", "sqlstate"))
 _ANSWERS = ("respon", "answer", "return", "fail", "exit", "repl", "got", "receiv")
 _COUNTED = re.compile(r" \w")

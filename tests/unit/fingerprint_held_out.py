@@ -40,6 +40,8 @@ import yaml  # type: ignore[import-untyped, unused-ignore]
 from botocore.exceptions import ClientError  # type: ignore[import-untyped, unused-ignore]
 
 _TEXTS = Path(__file__).with_name("held_out_failures.json")
+SECOND_LIST = Path(__file__).with_name("held_out_failures_second.json")
+"""Other themes, labelled after the rules were mended by the first list; no rule is to be tuned by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
