@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker_topology.definitions import parse_definitions
+from broker_topology.delays import shared_keys
 from broker_topology.errors import TopologyError
 from broker_topology.locate import Section, sections, value_span
 from broker_topology.routing import publishing_binding
@@ -78,7 +79,7 @@ def new_definitions(names: tuple[str, ...], *, vhost: str = "/") -> str:
         ],
     }
     text = json.dumps(definitions, indent=2, ensure_ascii=False) + "\n"
-    parse_topology(text)
+    _refuse_shared_keys(parse_topology(text))
     return text
 
 
@@ -112,8 +113,15 @@ def add_queue(
     )
     edited = _append(edited, "bindings", _binding(place, source, queue, queue))
     edited = _limit(edited, topology, place, queue, limits)
-    parse_topology(edited, vhost=vhost, name=name)
+    _refuse_shared_keys(parse_topology(edited, vhost=vhost, name=name), queue)
     return edited
+
+
+def _refuse_shared_keys(topology: Topology, new: str | None = None) -> None:
+    """Queues are bound by their names, which a delay must be able to tell apart."""
+    for shared in shared_keys(topology):
+        if new is None or new in (shared.queue, shared.other):
+            raise TopologyError(str(shared))
 
 
 def remove_queue(text: str, queue: str, *, vhost: str | None = None, name: str = "file") -> str:

@@ -24,6 +24,9 @@ ATTEMPT_HISTORY_HEADER = "attempt_history"
 REPLAY_ID_HEADER = "replay_id"
 """Which replay of which dead letter published this message; absent on a message that never was one."""
 
+EDITED_FROM_HEADER = "edited_from"
+"""JSON of the ``args`` and ``kwargs`` that a person changed before a replay; absent on a message as published."""
+
 BROKER_HISTORY_HEADERS = frozenset({"x-death", "x-delivery-count", "x-acquired-count"})
 BROKER_HISTORY_PREFIXES = ("x-first-death-", "x-last-death-")
 
@@ -57,6 +60,19 @@ def key_problem(key: object) -> str | None:
     if not key.isprintable():
         return "it has characters that cannot be printed"
     return None
+
+
+def edited_from(header: object) -> tuple[list[Any], dict[str, Any]] | None:
+    """The call in an ``edited_from`` header; None where there is none or it is malformed."""
+    try:
+        value = json.loads(header) if isinstance(header, str | bytes) else None
+    except (ValueError, RecursionError):
+        return None
+    match value:
+        case {"args": list(args), "kwargs": dict(kwargs)}:
+            return args, kwargs
+        case _:
+            return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from broker_topology.errors import DeadLetterOfficeError
 from consumers.audit import Act, Action, record
 from consumers.database import BigId, UtcDateTime, metadata
+from consumers.dead_letters import State, dead_letters
 from consumers.group_state import GroupState
 from consumers.letters import storable
 from consumers.sealing import keyring_of, shown
@@ -181,6 +182,34 @@ def settle(connection: sa.Connection, group_id: int, act: Act, *, now: datetime,
         group_id=group["id"],
         details={"letters": group["letters"], "release": release or _newest_release(group)},
     )
+
+
+def settle_emptied(connection: sa.Connection, letter_ids: Sequence[int], act: Act, *, now: datetime) -> list[int]:
+    """Settle the open groups of these letters in which nobody waits for a letter any more; returns those.
+
+    The groups are held before their letters are looked at: a drain that stores one at this moment counts it into a
+    settled group afterwards, which opens it as a regression.
+    """
+    c = dead_letters.c
+    found: set[int | None] = set()
+    for start in range(0, len(letter_ids), 500):
+        chunk = letter_ids[start : start + 500]
+        found.update(connection.execute(sa.select(c.group_id).where(c.id.in_(chunk)).distinct()).scalars())
+    group_ids = sorted(group_id for group_id in found if group_id is not None)
+    if not group_ids:
+        return []
+    lock(connection, group_ids)
+    waiting = (State.OPEN, State.REPLAYING, State.REPLAYED)
+    settled = []
+    for group_id in group_ids:
+        state = connection.execute(
+            sa.select(failure_groups.c.state).where(failure_groups.c.id == group_id)
+        ).scalar_one_or_none()
+        waited_for = sa.select(c.id).where(c.group_id == group_id, c.state.in_([s.value for s in waiting])).limit(1)
+        if state == GroupState.OPEN.value and connection.execute(waited_for).first() is None:
+            settle(connection, group_id, act, now=now)
+            settled.append(group_id)
+    return settled
 
 
 def ignore(connection: sa.Connection, group_id: int, act: Act, how: Ignore, *, now: datetime) -> None:

@@ -64,6 +64,10 @@ class Masking:
             case _:
                 return value
 
+    def at(self, path: str, value: Any) -> Any:
+        """A value masked where it stands, such as ``kwargs.card.number``: any name on the way may hide it."""
+        return MASK if any(self._is_sensitive(name) for name in path.split(".")) else self.value(value)
+
     def text(self, words: str) -> str:
         """A text with what looks sensitive in it masked."""
         for pattern in self.patterns:

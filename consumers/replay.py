@@ -25,7 +25,10 @@ from consumers.audit import Act, Action, record
 from consumers.backoff import Backoff
 from consumers.database import reading, transaction
 from consumers.dead_letters import Filter, State, change_state, dead_letters, require_keys, require_searchable
+from consumers.editing import Edited
+from consumers.groups import settle_emptied
 from consumers.letters import UNROUTABLE
+from consumers.masking import USUAL, Masking
 from consumers.outcomes import Outcomes
 from consumers.publisher import Answer, Confirmed, Full, Outgoing, Publisher, Refused
 from consumers.replays import (
@@ -38,6 +41,7 @@ from consumers.replays import (
     mark_refused,
     progress,
     set_replay_state,
+    store_edits,
     waiting_items,
 )
 from consumers.republishing import republished
@@ -164,10 +168,14 @@ def begin(
     *,
     now: datetime,
     options: ReplayOptions | None = None,
+    edit: Callable[[int, bytes, bytes], Edited] | None = None,
+    masking: Masking = USUAL,
 ) -> ReplayReport:
     """Freeze a selection: claim the open ones of these letters for a new replay, audited.
 
-    Raises NothingToReplayError, InDoubtError, SealedError, DatabaseUnavailableError.
+    ``edit`` makes of a letter's id, properties and body what is sent in its place; the letter stays as it is.
+
+    Raises NothingToReplayError, InDoubtError, SealedError, DatabaseUnavailableError, and what ``edit`` raises.
     """
     options = options or ReplayOptions()
     with transaction(engine) as database:
@@ -177,6 +185,8 @@ def begin(
         replay_id, claimed = freeze(database, act, letter_ids, now=now, options=asdict(options))
         if not claimed:
             raise NothingToReplayError(_why_none(database, letter_ids))
+        if edit is not None:
+            store_edits(database, act, replay_id, edit, masking=masking, now=now)
     return ReplayReport(replay_id=replay_id, left_out=sorted(set(letter_ids) - set(claimed)))
 
 
@@ -221,6 +231,7 @@ def discard(engine: sa.Engine, act: Act, letter_ids: Sequence[int], *, now: date
             chunk = letter_ids[start : start + 500]
             discarded += change_state(database, chunk, State.DISCARDED, now=now, from_states=[State.OPEN])
         record(database, act, Action.DISCARD, now=now, letter_ids=discarded)
+        settle_emptied(database, discarded, act, now=now)
     return discarded
 
 

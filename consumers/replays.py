@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -22,8 +22,11 @@ from broker_topology.notes import OutcomeNote
 from consumers.audit import Act, Action, record
 from consumers.database import BigId, UtcDateTime, metadata
 from consumers.dead_letters import State, change_state, dead_letters
+from consumers.editing import Edited
+from consumers.groups import settle_emptied
 from consumers.letters import storable
-from consumers.sealing import keyring_of, opened
+from consumers.masking import Masking
+from consumers.sealing import keyring_of, opened, sealed
 
 
 class ReplayState(StrEnum):
@@ -153,6 +156,49 @@ def freeze(
     return replay_id, claimed
 
 
+def store_edits(
+    connection: sa.Connection,
+    act: Act,
+    replay_id: int,
+    edit: Callable[[int, bytes, bytes], Edited],
+    *,
+    masking: Masking,
+    now: datetime,
+) -> None:
+    """Put an edited message beside each item of a replay; the letters stay what they are. Audited, masked.
+
+    ``edit`` gets a letter's id, properties and body, and may raise. Raises SealedError.
+    """
+    keyring, last = keyring_of(connection), 0
+    query = (
+        sa.select(
+            replay_items.c.id.label("item_id"),
+            dead_letters.c.id,
+            dead_letters.c.key_id,
+            dead_letters.c.properties,
+            dead_letters.c.body,
+        )
+        .join(dead_letters, dead_letters.c.id == replay_items.c.letter_id)
+        .where(replay_items.c.replay_id == replay_id)
+        .order_by(replay_items.c.id)
+        .limit(1)
+    )
+    while (row := connection.execute(query.where(replay_items.c.id > last)).one_or_none()) is not None:
+        last = row.item_id
+        letter = opened(keyring, "dead_letters", row._mapping)
+        edited = edit(row.id, bytes(letter["properties"]), bytes(letter["body"]))
+        values = {"edited_body": edited.body, "edited_properties": edited.properties}
+        connection.execute(
+            replay_items.update().where(replay_items.c.id == last).values(sealed(keyring, "replay_items", values))
+        )
+        # The audit log is not encrypted: of a letter that is, it says where it was changed and not how.
+        changes = {
+            path: None if row.key_id else {"from": masking.at(path, before), "to": masking.at(path, after)}
+            for path, (before, after) in edited.differences().items()
+        }
+        record(connection, act, Action.EDIT, now=now, letter_ids=[row.id], replay_id=replay_id, details=changes)
+
+
 def get_replay(connection: sa.Connection, replay_id: int) -> dict[str, Any]:
     """One replay. Raises NoSuchReplayError."""
     row = connection.execute(sa.select(replays).where(replays.c.id == replay_id)).one_or_none()
@@ -260,7 +306,7 @@ def set_replay_state(
 def settle_succeeded(connection: sa.Connection, notes: Mapping[str, OutcomeNote], *, now: datetime) -> int:
     """Settle the letters of these replay keys; returns how many."""
     items = connection.execute(
-        sa.select(replay_items.c.id, replay_items.c.key, replay_items.c.letter_id).where(
+        sa.select(replay_items.c.id, replay_items.c.key, replay_items.c.letter_id, replay_items.c.replay_id).where(
             replay_items.c.key.in_(list(notes)),
             replay_items.c.state.in_([ItemState.WAITING.value, ItemState.PUBLISHED.value]),
         )
@@ -277,13 +323,16 @@ def settle_succeeded(connection: sa.Connection, notes: Mapping[str, OutcomeNote]
                 outcome=storable(json.dumps(outcome)),
             )
         )
-    change_state(
+    settled = change_state(
         connection,
         [item.letter_id for item in items],
         State.SETTLED,
         now=now,
         from_states=[State.REPLAYED, State.REPLAYING],
     )
+    numbers = ", ".join(str(number) for number in sorted({item.replay_id for item in items}))
+    act = Act(actor=f"replay {numbers}", reason="all its letters are dealt with")
+    settle_emptied(connection, settled, act, now=now)
     return len(items)
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from broker_topology.claim_records import record_name
 from tasks.provider_keys import provider_key
 
 
@@ -68,11 +69,6 @@ class Execution:
 def new_token() -> str:
     """A token for one execution."""
     return uuid.uuid4().hex
-
-
-def record_name(task_name: str, key: str) -> str:
-    """The Redis key of a claim; the length keeps ``a:b`` + ``c`` apart from ``a`` + ``b:c``."""
-    return f"dead-letter-office:claim:{len(task_name)}:{task_name}:{key}"
 
 
 # Answers of begin.

@@ -91,6 +91,8 @@ class Guard:
     ``token`` is made per execution by the worker's parent process (``new_token()``), so that the parent can
     abandon the claim of a child that died. ``age_seconds`` is the time since the message was first
     published, None where it is not known. ``parameters`` are the names of the task's positional parameters.
+    ``edited_from`` is the call that a person changed before a replay: what the key was first used with, which
+    the claim knows, while the run and ``reconcile`` get what it is now.
     Raises MissingKeyError, and PayloadNotSerializableError for arguments without a stable form.
     """
 
@@ -107,6 +109,7 @@ class Guard:
         parameters: Sequence[str] = (),
         age_seconds: float | None = None,
         settlement: Settlement | None = None,
+        edited_from: tuple[Sequence[Any], Mapping[str, Any]] | None = None,
     ) -> None:
         if problem := key_problem(key):
             raise MissingKeyError(f"the idempotency key of {task_name} cannot be used: {problem}")
@@ -118,7 +121,9 @@ class Guard:
             task_name=task_name,
             key=key,
             token=token or new_token(),
-            payload=fingerprint(args, self._kwargs, ignore=policy.ignore_arguments, parameters=parameters),
+            payload=fingerprint(
+                *(edited_from or (args, self._kwargs)), ignore=policy.ignore_arguments, parameters=parameters
+            ),
             lease_seconds=policy.lease_seconds,
             retention_seconds=policy.retention_seconds,
         )

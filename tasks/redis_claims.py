@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import redis
 
+from broker_topology.claim_records import record_name
 from tasks.claim import (
     Acquired,
     Began,
@@ -32,7 +33,6 @@ from tasks.claim import (
     Lost,
     PayloadMismatch,
     Renewed,
-    record_name,
 )
 from tasks.errors import RedisUnavailableError
 from tasks.redis_wire import RedisWire

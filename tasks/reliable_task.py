@@ -20,8 +20,10 @@ from kombu.exceptions import OperationalError
 from broker_topology.errors import DeadLetterOfficeError
 from broker_topology.message import (
     ATTEMPT_HISTORY_HEADER,
+    EDITED_FROM_HEADER,
     IDEMPOTENCY_KEY_HEADER,
     PUBLISHED_AT_HEADER,
+    edited_from,
     is_broker_history,
 )
 from broker_topology.settlement import SETTLEMENT_HEADER, Settlement
@@ -182,6 +184,7 @@ class ReliableTask(Task):  # type: ignore[misc]
             parameters=_parameters(self.run),
             age_seconds=_age_seconds(request.get(PUBLISHED_AT_HEADER)),
             settlement=Settlement.from_header(request.get(SETTLEMENT_HEADER)),
+            edited_from=edited_from(request.get(EDITED_FROM_HEADER)),
         )
         match guard.begin():
             case AlreadyDone(result=result):

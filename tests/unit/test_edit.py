@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from broker_topology.__main__ import main
@@ -19,7 +19,7 @@ from broker_topology.units import byte_count, milliseconds
 
 DEFINITIONS = Path(__file__).parent.parent.parent / "definitions.json"
 TEXT = DEFINITIONS.read_text()
-NAMES = st.text("abz.-_ß|()*\\ ", min_size=1, max_size=12)
+NAMES = st.text("abz.-_ß|()*\\ ", min_size=1, max_size=12).filter(lambda name: "*" not in name.split("."))
 
 
 def run(*arguments: str) -> Result:
@@ -30,9 +30,19 @@ def run(*arguments: str) -> Result:
 @given(st.lists(NAMES, min_size=1, max_size=4, unique=True))
 def test_new_files_are_clean_and_have_the_queues(names: list[str]) -> None:
     """Whatever the queues are called, a new file breaks no rule (D3)."""
+    assume(not any(one.endswith(f".{other}") for one in names for other in names))
     text = new_definitions(tuple(names))
     assert [queue.name for queue in parse_topology(text).work_queues] == names
     assert lint_text(text).findings == ()
+
+
+def test_queues_that_a_delay_cannot_tell_apart_are_not_made() -> None:
+    """A name that ends with another's, or is a wildcard, is refused with the reason (D3, R3)."""
+    for names in (("email", "high.email"), ("*", "payments")):
+        with pytest.raises(TopologyError, match="would be delivered to both"):
+            new_definitions(names)
+    with pytest.raises(TopologyError, match=r"'low\.crm' of queue low\.crm ends with 'crm'"):
+        add_queue(TEXT, "low.crm", Limits())
 
 
 def test_a_new_file_means_what_the_projects_own_file_means() -> None:

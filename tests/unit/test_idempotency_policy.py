@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker_topology.claim_records import record_name
 from broker_topology.message import key_problem
 from tasks import errors
-from tasks.claim import IfInterrupted, record_name
+from tasks.claim import IfInterrupted
 from tasks.errors import MissingKeyError, PayloadNotSerializableError, PolicyError
 from tasks.idempotency import Guard, fingerprint
 from tasks.idempotency_policy import Idempotency, RedisDown
