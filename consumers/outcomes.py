@@ -15,7 +15,7 @@ from redis.retry import Retry
 from broker_topology.errors import ConfigurationError, MalformedNoteError
 from broker_topology.notes import OUTCOME_LIST_KEY, OutcomeNote, outcome_note_key
 from consumers.database import transaction
-from consumers.replays import settle_succeeded
+from consumers.replay_endings import settle_succeeded
 
 log = structlog.get_logger()
 

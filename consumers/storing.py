@@ -16,7 +16,7 @@ from consumers.dead_letters import State, dead_letters
 from consumers.filing import Filed, Filing
 from consumers.inserting import INSERTS, Arrival, row_of, sealed_row
 from consumers.letters import storable
-from consumers.replays import link_renewed_deaths
+from consumers.replay_endings import link_renewed_deaths
 from consumers.sealing import keyring_of
 
 
