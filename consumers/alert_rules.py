@@ -90,6 +90,8 @@ class Standing:
     state: GroupState
     state_at: datetime
     letters: int
+    by_itself: bool = False
+    """Settled because nobody waited for any of its letters, not by a person's word."""
     ignored_until: datetime | None = None
     ignored_until_count: int | None = None
     muted_until: datetime | None = None
@@ -124,6 +126,9 @@ def count_in(
         speaks = Kind.FIRST_OCCURRENCE
     elif state is GroupState.SETTLED and newest_died_at > before.state_at:
         state, speaks = GroupState.OPEN, Kind.REGRESSION
+    elif state is GroupState.SETTLED and before.by_itself:
+        # It died before the others were dealt with and came after: somebody has to see it, and it is no regression.
+        state = GroupState.OPEN
     elif state is GroupState.IGNORED and _ignored_long_enough(before, total, now):
         state, speaks = GroupState.OPEN, Kind.IGNORED_NO_LONGER
     elif before.follow_up_at is None and before.grown_at != window_at and _grows(window_letters, usual, rules):

@@ -180,6 +180,7 @@ def _standing(row: Any) -> Standing:
         state=GroupState(row.state),
         state_at=row.state_at,
         letters=row.letters,
+        by_itself=row.state_by is None,
         ignored_until=row.ignored_until,
         ignored_until_count=row.ignored_until_count,
         muted_until=row.muted_until,
@@ -232,7 +233,7 @@ def _spoken(row: Any, stack: Stack, counted: Counted) -> Spoken:
     contradicts = None
     if counted.speaks is Kind.REGRESSION:
         contradicts = {
-            "by": row.state_by,
+            "by": row.state_by or "itself",
             "at": row.state_at,
             "reason": row.state_reason,
             "release": row.state_release,

@@ -168,19 +168,32 @@ def hours_of(
     return found
 
 
-def settle(connection: sa.Connection, group_id: int, act: Act, *, now: datetime, release: str | None = None) -> None:
-    """Say that the cause is gone; a letter that dies from now on opens the group again."""
+def settle(
+    connection: sa.Connection,
+    group_id: int,
+    act: Act,
+    *,
+    now: datetime,
+    release: str | None = None,
+    by_itself: bool = False,
+) -> None:
+    """Say that the cause is gone; a letter that dies from now on opens the group again.
+
+    One that settles by itself is opened by any letter that comes, whenever that died.
+    """
     group = _locked(connection, group_id)
     if group["state"] == GroupState.SETTLED:
         raise GroupStateError(f"group {group['id']} is settled already")
-    _change(connection, group, GroupState.SETTLED, act, now=now, state_release=release or _newest_release(group))
+    who = {"state_by": None} if by_itself else {}
+    release = release or _newest_release(group)
+    _change(connection, group, GroupState.SETTLED, act, now=now, state_release=release, **who)
     record(
         connection,
         act,
         Action.SETTLE_GROUP,
         now=now,
         group_id=group["id"],
-        details={"letters": group["letters"], "release": release or _newest_release(group)},
+        details={"letters": group["letters"], "release": release},
     )
 
 
@@ -188,7 +201,7 @@ def settle_emptied(connection: sa.Connection, letter_ids: Sequence[int], act: Ac
     """Settle the open groups of these letters in which nobody waits for a letter any more; returns those.
 
     The groups are held before their letters are looked at: a drain that stores one at this moment counts it into a
-    settled group afterwards, which opens it as a regression.
+    settled group afterwards, which opens it again.
     """
     c = dead_letters.c
     found: set[int | None] = set()
@@ -207,7 +220,7 @@ def settle_emptied(connection: sa.Connection, letter_ids: Sequence[int], act: Ac
         ).scalar_one_or_none()
         waited_for = sa.select(c.id).where(c.group_id == group_id, c.state.in_([s.value for s in waiting])).limit(1)
         if state == GroupState.OPEN.value and connection.execute(waited_for).first() is None:
-            settle(connection, group_id, act, now=now)
+            settle(connection, group_id, act, now=now, by_itself=True)
             settled.append(group_id)
     return settled
 

@@ -77,7 +77,7 @@ def test_a_letter_with_one_argument_set_is_done_once(shop: Road) -> None:
     assert (edit["actor"], edit["reason"]) == ("ada", "typo")
     assert json.loads(edit["details"]) == {"kwargs.amount": {"from": -1, "to": 10}}
     groups = shop.command("dead-letters", "groups", "list", "--state", "settled", "--json").stdout
-    assert json.loads(groups.splitlines()[0])["state_by"] == "replay 1"
+    assert json.loads(groups.splitlines()[0])["state_reason"] == "all its letters are dealt with"
 
 
 def test_the_audit_hides_what_is_secret(shop: Road) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -15,7 +16,7 @@ from consumers.alert_rules import AlertRules, Kind
 from consumers.alerts import alerts
 from consumers.audit import Act, audit_of
 from consumers.database import open_database, reading, transaction
-from consumers.dead_letters import dead_letters
+from consumers.dead_letters import Filter, dead_letters
 from consumers.filing import Filing
 from consumers.fingerprints import Fingerprint
 from consumers.group_state import GroupState
@@ -23,6 +24,7 @@ from consumers.groups import GroupStateError, Ignore, NoSuchGroupError, failure_
 from consumers.inserting import Arrival
 from consumers.refiling import refile
 from consumers.regroup import regroup
+from consumers.replay import discard, select
 from consumers.storing import store
 from tests.integration.letters import NOW, arrival, groups_in, later
 
@@ -206,6 +208,66 @@ def test_several_drains_count_at_once(engine: sa.Engine) -> None:
     assert problems == []
     assert [group["letters"] for group in groups_in(engine)] == [4 * 12 * 3] * 10
     assert _kinds(engine).count("first_occurrence") == 10
+
+
+def test_a_group_settled_by_itself_is_opened_by_any_letter(engine: sa.Engine) -> None:
+    """One that died before and came after has to be seen, and is no regression; one that died after is (D4, D6)."""
+    store(engine, [arrival("declined", died_at=later(hours=1)) for _ in range(2)], now=later(hours=1))
+    discard(engine, ACT, [1], now=later(hours=2))
+    assert groups_in(engine)[0]["state"] == GroupState.OPEN
+    discard(engine, ACT, [2], now=later(hours=2))
+    assert groups_in(engine)[0]["state"] == GroupState.SETTLED
+    store(engine, [arrival("declined", died_at=NOW)], now=later(hours=3))
+    assert (groups_in(engine)[0]["state"], _kinds(engine)) == (GroupState.OPEN, [Kind.FIRST_OCCURRENCE])
+    discard(engine, ACT, [3], now=later(hours=4))
+    store(engine, [arrival("declined", died_at=later(hours=5))], now=later(hours=5))
+    assert (groups_in(engine)[0]["state"], _kinds(engine)[-1]) == (GroupState.OPEN, Kind.REGRESSION)
+    with reading(engine) as connection:
+        acts = [(row["action"], row["actor"], row["reason"]) for row in audit_of(connection, group_id=1)]
+    assert acts == [("settle_group", ACT.actor, ACT.reason)] * 2
+
+
+def test_groups_that_settle_while_letters_come_hide_none(engine: sa.Engine) -> None:
+    """Two drains and two people at once: no deadlock, and a group with an open letter is open (D4, D6)."""
+    drains = [threading.Thread(target=_store_many, args=(engine,)) for _ in range(2)]
+    over = threading.Event()
+    people = [threading.Thread(target=_discard_all, args=(engine, over)) for _ in range(2)]
+    for thread in (*drains, *people):
+        thread.start()
+    for drain in drains:
+        drain.join()
+    over.set()
+    for person in people:
+        person.join()
+    store(engine, [arrival("failure a", died_at=NOW)], now=later(hours=1))
+    found = {group["id"]: group for group in groups_in(engine)}
+    assert sum(group["letters"] for group in found.values()) == 2 * 20 * 6 + 1
+    with reading(engine) as connection:
+        c = dead_letters.c
+        hidden = sa.select(c.group_id).where(
+            c.state == "open", c.group_id.not_in([g for g in found if _is_open(found[g])])
+        )
+        assert list(connection.execute(hidden)) == []
+    _discard_open(engine)
+    assert {group["state"] for group in groups_in(engine)} == {GroupState.SETTLED}
+
+
+def _store_many(engine: sa.Engine) -> None:
+    for _ in range(20):
+        store(engine, [arrival(f"failure {word}", died_at=NOW) for word in "abcabc"], now=later(minutes=1))
+
+
+def _discard_all(engine: sa.Engine, over: threading.Event) -> None:
+    while not over.is_set():
+        _discard_open(engine)
+
+
+def _discard_open(engine: sa.Engine) -> None:
+    discard(engine, ACT, select(engine, Filter()), now=later(minutes=2))
+
+
+def _is_open(group: dict[str, Any]) -> bool:
+    return bool(group["state"] == GroupState.OPEN)
 
 
 def test_hostile_notes_make_groups_too(engine: sa.Engine) -> None:
