@@ -6,7 +6,7 @@ COPY pyproject.toml README.md constraints.txt ./
 COPY broker_topology ./broker_topology
 COPY tasks ./tasks
 COPY consumers ./consumers
-RUN pip install --no-cache-dir -c constraints.txt '.[postgresql]'
+RUN pip install --no-cache-dir -c constraints.txt '.[postgresql,encryption]'
 COPY definitions.json ./
 USER office
 ENV PYTHONUNBUFFERED=1

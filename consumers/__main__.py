@@ -151,7 +151,7 @@ def _health_server(settings: Settings, health: Health, metrics: DrainMetrics) ->
 )
 @click.option("--task", help="Name of the task.")
 @click.option("--queue", help="Queue that it died in.")
-@click.option("--reason", help="Why it died, in the broker's words.")
+@click.option("--reason", "--broker-reason", "reason", help="Why it died, in the broker's words.")
 @click.option("--error", "error_type", help="Exception type, with its module.")
 @click.option("--task-id", help="Id of the task.")
 @click.option("--group", "group_id", type=int, help="Id of the group.")

@@ -60,7 +60,7 @@ def text(delivery: Delivery) -> str:
 
 
 def body(delivery: Delivery, *, sent_at: datetime) -> bytes:
-    """The body of a webhook; docs/reference/alerts.md describes it."""
+    """The body of a webhook; docs/reference/groups-and-alerts.md describes it."""
     return json.dumps(
         {
             "version": BODY_VERSION,

@@ -90,7 +90,7 @@ class Alert:
     about: str
     """What it is about and which time: an alert with the same is the same."""
     facts: dict[str, Any]
-    """JSON values for the message; see docs/reference/alerts.md."""
+    """JSON values for the message; see docs/reference/groups-and-alerts.md."""
     group_id: int | None = None
 
     @property

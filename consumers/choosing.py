@@ -9,9 +9,15 @@ from typing import Any
 import click
 import sqlalchemy as sa
 
+from broker_topology.errors import DeadLetterOfficeError
 from consumers import replay as replaying
-from consumers.dead_letters import Filter
+from consumers.database import reading
+from consumers.dead_letters import Filter, require_letters
 from consumers.shell import now
+
+
+class NothingChosenError(DeadLetterOfficeError):
+    """No open letter is chosen."""
 
 
 def acts(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,7 +48,7 @@ def chooses(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def chosen(engine: sa.Engine, given: dict[str, Any]) -> list[int]:
-    """The ids that were named, or those that the filters choose."""
+    """The ids that were named, or those that the filters choose. Raises NoSuchLetterError, NothingChosenError."""
     where = Filter(
         task=given["task"],
         queue=given["queue"],
@@ -57,10 +63,16 @@ def chosen(engine: sa.Engine, given: dict[str, Any]) -> list[int]:
     if given["letter_ids"]:
         if where.names_letters:
             raise click.UsageError("name letters or choose them with options, not both")
-        return list(dict.fromkeys(given["letter_ids"]))
+        letter_ids = list(dict.fromkeys(given["letter_ids"]))
+        with reading(engine) as connection:
+            require_letters(connection, letter_ids)
+        return letter_ids
     if not where.names_letters:
         raise click.UsageError("say which letters: ids, or an option such as --group or --task")
-    return replaying.select(engine, where)
+    letter_ids = replaying.select(engine, where)
+    if not letter_ids:
+        raise NothingChosenError
+    return letter_ids
 
 
 def _utc(moment: datetime | None) -> datetime | None:

@@ -190,6 +190,16 @@ def get(connection: sa.Connection, letter_id: int) -> dict[str, Any]:
     return opened(keyring_of(connection), "dead_letters", _get_sealed(connection, letter_id))
 
 
+def require_letters(connection: sa.Connection, letter_ids: Sequence[int]) -> None:
+    """Raises NoSuchLetterError for the first of these letters that does not exist."""
+    for start in range(0, len(letter_ids), 500):
+        chunk = letter_ids[start : start + 500]
+        found = set(connection.execute(sa.select(dead_letters.c.id).where(dead_letters.c.id.in_(chunk))).scalars())
+        for letter_id in chunk:
+            if letter_id not in found:
+                raise NoSuchLetterError(f"there is no dead letter {letter_id}")
+
+
 def get_shown(connection: sa.Connection, letter_id: int) -> tuple[dict[str, Any], str | None]:
     """One letter as far as it can be opened, and why not all of it can. Raises NoSuchLetterError."""
     stored, keyring = _get_sealed(connection, letter_id), keyring_of(connection)

@@ -104,7 +104,7 @@ def _claims(letters: Sequence[Any], url: str | None, away: dict[str, str]) -> di
                         for letter, state in zip(some, pipeline.execute(), strict=True):
                             states[letter.id] |= {state} - {None}
         except (redis.RedisError, OSError, ValueError) as error:
-            away["redis"] = f"it does not answer: {type(error).__name__}"
+            away["redis"] = type(error).__name__
     for letter_id, told in states.items():
         # Of a quorum's servers, any one that has it as done is right.
         strongest = next((state for state in _STRONGEST if state.value in told), None)
@@ -153,7 +153,7 @@ def _registered(url: str, away: dict[str, str]) -> tuple[set[str], int | None]:
         with app.connection_for_read(connect_timeout=TIMEOUT_SECONDS) as connection:
             answers = app.control.inspect(timeout=TIMEOUT_SECONDS, connection=connection).registered() or {}
     except (OperationalError, AMQPError, OSError) as error:
-        away["workers"] = f"they could not be asked: {type(error).__name__}"
+        away["workers"] = type(error).__name__
         return set(), None
     finally:
         with contextlib.suppress(OSError):

@@ -185,3 +185,15 @@ def test_a_group_is_settled_when_its_last_letter_is_discarded(shop: Road) -> Non
     pay(shop, -1)
     eventually(lambda: len(shop.letters()) == 3)
     eventually(lambda: state() == "open")
+
+
+def test_a_choice_of_nothing_is_refused(shop: Road) -> None:
+    """A letter that does not exist is named, a filter that finds none says so, and nothing is asked. (D5)"""
+    for verb in ("replay", "discard"):
+        for choice, sentence in (
+            (["1", "77"], "there is no dead letter 77"),
+            (["--task", "crm.other"], "No open letter is chosen"),
+        ):
+            done = shop.command("dead-letters", verb, *choice, "--reason", "typo")
+            assert (done.returncode, sentence in done.stderr) == (1, True), done.stderr
+    assert shop.letter(1)["state"] == "open"
