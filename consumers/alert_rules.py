@@ -122,13 +122,13 @@ def count_in(
     window_at, window_letters, usual = _window(before, letters, now, rules)
     speaks: Kind | None = None
     state = before.state
-    if before.letters == 0:
-        speaks = Kind.FIRST_OCCURRENCE
-    elif state is GroupState.SETTLED and newest_died_at > before.state_at:
+    if state is GroupState.SETTLED and newest_died_at > before.state_at:
         state, speaks = GroupState.OPEN, Kind.REGRESSION
     elif state is GroupState.SETTLED and before.by_itself:
         # It died before the others were dealt with and came after: somebody has to see it, and it is no regression.
         state = GroupState.OPEN
+    elif before.letters == 0:
+        speaks = Kind.FIRST_OCCURRENCE
     elif state is GroupState.IGNORED and _ignored_long_enough(before, total, now):
         state, speaks = GroupState.OPEN, Kind.IGNORED_NO_LONGER
     elif before.follow_up_at is None and before.grown_at != window_at and _grows(window_letters, usual, rules):

@@ -19,7 +19,6 @@ from broker_topology.raw_properties import Properties, read_properties
 
 MAX_ORIGINAL_BYTES = 64 * 1024
 """The call before travels in a header, and headers must fit into one frame."""
-MAX_REPR_CHARACTERS = 1024
 
 
 class NotEditableError(DeadLetterOfficeError):
@@ -78,14 +77,8 @@ class Edited:
 
     body: bytes
     properties: bytes
-    before: Call
-    after: Call
-
-    def differences(self) -> dict[str, tuple[Any, Any]]:
-        """Each changed value by its path: before and after, None where there was or is none."""
-        return dict(_differences("args", self.before.args, self.after.args)) | dict(
-            _differences("kwargs", self.before.kwargs, self.after.kwargs)
-        )
+    differences: dict[str, tuple[Any, Any]]
+    """Each changed value by its path: before and after."""
 
 
 def read_call(properties: bytes, body: bytes) -> Call:
@@ -104,8 +97,17 @@ def read_call(properties: bytes, body: bytes) -> Call:
 def edited(properties: bytes, body: bytes, after: Call) -> Edited:
     """The message with another call. Raises NotEditableError, and EditError where nothing is changed."""
     before = read_call(properties, body)
-    if before.to_json() == after.to_json():
-        raise EditError("nothing is changed")
+    try:
+        if before.to_json() == after.to_json():
+            raise EditError("nothing is changed")
+        json.dumps([after.args, after.kwargs], allow_nan=False)
+        differences = dict(
+            _differences("args", before.args, after.args) + _differences("kwargs", before.kwargs, after.kwargs)
+        )
+    except ValueError as error:
+        raise EditError("NaN and infinity are no JSON") from error
+    except RecursionError as error:
+        raise NotEditableError("its arguments cannot be edited: they are nested too deeply") from error
     read = read_properties(properties)
     try:
         header = RawHeader.parse(properties)
@@ -113,9 +115,8 @@ def edited(properties: bytes, body: bytes, after: Call) -> Edited:
         raise NotEditableError(f"its properties cannot be read: {error}") from error
     return Edited(
         body=_new_body(read, body, after),
-        properties=_new_header(header, before, after).encode(),
-        before=before,
-        after=after,
+        properties=_new_header(header, before).encode(),
+        differences=differences,
     )
 
 
@@ -132,15 +133,16 @@ def _new_body(read: Properties, body: bytes, after: Call) -> bytes:
     return json.dumps(payload).encode(encoding)
 
 
-def _new_header(header: RawHeader, before: Call, after: Call) -> RawHeader:
-    shown = {b"argsrepr": repr(after.args), b"kwargsrepr": repr(after.kwargs)}
+def _new_header(header: RawHeader, before: Call) -> RawHeader:
+    # What Celery logs of a call: its publisher may have hidden it, so nothing of the new one is put there.
+    shown = {b"argsrepr": "(edited)", b"kwargsrepr": "{edited}"}
     original = before.to_json().encode()
     if len(original) > MAX_ORIGINAL_BYTES:
         raise NotEditableError(
             f"its arguments cannot be edited: they have {len(original)} bytes, more than {MAX_ORIGINAL_BYTES}"
         )
     entries = [
-        (name, long_string(shown[name][:MAX_REPR_CHARACTERS]) if name in shown else value)
+        (name, long_string(shown[name]) if name in shown else value)
         for name, value in header.headers or ()
         if name != b"compression"
     ]
@@ -158,7 +160,7 @@ def _with_value(old: Any, path: Sequence[str], value: Any, whole: str) -> Any:
                 raise EditError(f"{whole}: there is no {name!r}")
             return {**old, name: _with_value(old[name], rest, value, whole) if rest else value}
         case list():
-            if not name.isdecimal() or int(name) >= len(old):
+            if not name.isdecimal() or len(name) > len(str(len(old))) or int(name) >= len(old):
                 raise EditError(f"{whole}: there is no place {name!r} in a list of {len(old)}")
             place = int(name)
             return [
@@ -167,20 +169,31 @@ def _with_value(old: Any, path: Sequence[str], value: Any, whole: str) -> Any:
                 *old[place + 1 :],
             ]
         case _:
-            raise EditError(f"{whole}: there is nothing below {old!r:.40}")
+            raise EditError(f"{whole}: there is nothing below a value of type {type(old).__name__}")
 
 
 def _differences(path: str, before: Any, after: Any) -> list[tuple[str, tuple[Any, Any]]]:
     match before, after:
         case dict(), dict():
             names = dict.fromkeys([*before, *after])
-            return [d for name in names for d in _differences(f"{path}.{name}", before.get(name), after.get(name))]
+            return [
+                difference
+                for name in names
+                for difference in _differences(f"{path}.{name}", before.get(name, _NONE), after.get(name, _NONE))
+            ]
         case list(), list() if len(before) == len(after):
             pairs = enumerate(zip(before, after, strict=True))
             return [d for place, pair in pairs for d in _differences(f"{path}.{place}", *pair)]
         case _:
             same = type(before) is type(after) and before == after
-            return [] if same else [(path, (before, after))]
+            return [] if same else [(path, (_told(before), _told(after)))]
+
+
+_NONE = object()
+
+
+def _told(value: Any) -> Any:
+    return "(none)" if value is _NONE else value
 
 
 def _is_text(text: str) -> bool:

@@ -212,17 +212,34 @@ def settle_emptied(connection: sa.Connection, letter_ids: Sequence[int], act: Ac
     if not group_ids:
         return []
     lock(connection, group_ids)
-    waiting = (State.OPEN, State.REPLAYING, State.REPLAYED)
     settled = []
     for group_id in group_ids:
         state = connection.execute(
             sa.select(failure_groups.c.state).where(failure_groups.c.id == group_id)
         ).scalar_one_or_none()
-        waited_for = sa.select(c.id).where(c.group_id == group_id, c.state.in_([s.value for s in waiting])).limit(1)
+        waited_for = (
+            sa.select(c.id).where(c.group_id == group_id, c.state.in_([s.value for s in WAITED_FOR])).limit(1)
+        )
         if state == GroupState.OPEN.value and connection.execute(waited_for).first() is None:
             settle(connection, group_id, act, now=now, by_itself=True)
             settled.append(group_id)
     return settled
+
+
+def reopen_waited_for(connection: sa.Connection, group_id: int, *, now: datetime) -> None:
+    """Open a group that had settled by itself where somebody waits for one of its letters."""
+    g, d = failure_groups.c, dead_letters.c
+    waited_for = sa.exists().where(d.group_id == group_id, d.state.in_([state.value for state in WAITED_FOR]))
+    settled_itself = (g.state == GroupState.SETTLED.value, g.state_by.is_(None))
+    connection.execute(
+        failure_groups.update()
+        .where(g.id == group_id, *settled_itself, waited_for)
+        .values(state=GroupState.OPEN.value, state_at=now)
+    )
+
+
+WAITED_FOR = (State.OPEN, State.REPLAYING, State.REPLAYED)
+"""States of letters whose end is not known."""
 
 
 def ignore(connection: sa.Connection, group_id: int, act: Act, how: Ignore, *, now: datetime) -> None:

@@ -28,6 +28,7 @@ from consumers.dead_letters import dead_letters
 
 TIMEOUT_SECONDS = 1.0
 BATCH = 500
+MAX_NAME_BYTES = 255
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +132,9 @@ def _missing(url: str, queues: Iterable[str], away: dict[str, str]) -> list[str]
     try:
         with wired(BrokerAddress.parse(url), name="dead-letters replay") as connection:
             for queue in sorted(queues):
+                if not queue or not queue.isprintable() or len(queue.encode()) > MAX_NAME_BYTES:
+                    missing.append(queue)  # no broker has it, and pika waits for ever for a name with a line feed
+                    continue
                 channel = connection.channel()
                 try:
                     channel.queue_declare(queue, passive=True)

@@ -21,7 +21,7 @@ from consumers.dead_letters import dead_letters
 from consumers.filing import fingerprint_of_row
 from consumers.fingerprints import RULES_VERSION, Fingerprint
 from consumers.group_state import GroupState
-from consumers.groups import failure_groups, group_hours, lock
+from consumers.groups import failure_groups, group_hours, lock, reopen_waited_for
 from consumers.sealing import keyring_of, opened, sealed
 
 BATCH = 1_000
@@ -78,7 +78,9 @@ def regroup(engine: sa.Engine, act: Act | None, *, now: datetime) -> Regrouping:
     last_id = 0
     while True:
         with transaction(engine) if act else reading(engine) as connection:
-            rows = connection.execute(_letters_after(last_id)).all()
+            letters = _letters_after(last_id)
+            # Letters are held before groups, as by everybody else.
+            rows = connection.execute(letters.with_for_update() if act else letters).all()
             if not rows:
                 break
             last_id = rows[-1].id
@@ -128,6 +130,7 @@ def _move(connection: sa.Connection, group_id: int | None, made: Fingerprint, ro
     lock(connection, [target] if group_id is None else [target, group_id])
     connection.execute(dead_letters.update().where(d.id.in_([row.id for row in rows])).values(group_id=target))
     adjust(connection, target, rows, +1)
+    reopen_waited_for(connection, target, now=now)
     if group_id is not None:
         adjust(connection, group_id, rows, -1)
     return target

@@ -46,6 +46,8 @@ def _named(change: Callable[[bytes, bytes], Edited]) -> Callable[[int, bytes, by
             return change(properties, body)
         except (NotEditableError, EditError) as error:
             raise type(error)(f"letter {letter_id}: {error}") from error
+        except RecursionError as error:
+            raise NotEditableError(f"letter {letter_id}: its arguments are nested too deeply") from error
 
     return edit
 
@@ -54,7 +56,10 @@ def _edited_by_hand(engine: sa.Engine, letter_id: int) -> Call:
     """Let a person change the call in the editor; what is no call opens it again, until that is given up."""
     with reading(engine) as connection:
         letter = get(connection, letter_id)
-    text = read_call(bytes(letter["properties"]), bytes(letter["body"])).to_json(indent=2) + "\n"
+    try:
+        text = read_call(bytes(letter["properties"]), bytes(letter["body"])).to_json(indent=2) + "\n"
+    except RecursionError as error:
+        raise NotEditableError("its arguments cannot be edited: they are nested too deeply") from error
     while True:
         typed = click.edit(text, extension=".json")
         if typed is None:
@@ -73,5 +78,7 @@ def _assignment(text: str) -> tuple[str, Any]:
         raise click.BadParameter(f"{text!r} is not PATH=VALUE", param_hint="--set")
     try:
         return path, json.loads(value)
+    except RecursionError:
+        raise click.BadParameter("it is nested too deeply", param_hint="--set") from None
     except ValueError:
         return path, value

@@ -192,7 +192,7 @@ def store_edits(
         # The audit log is not encrypted: of a letter that is, it says where it was changed and not how.
         changes = {
             path: None if row.key_id else {"from": masking.at(path, before), "to": masking.at(path, after)}
-            for path, (before, after) in edited.differences().items()
+            for path, (before, after) in edited.differences.items()
         }
         record(connection, act, Action.EDIT, now=now, letter_ids=[row.id], replay_id=replay_id, details=changes)
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from broker_topology.message import EDITED_FROM_HEADER
 from broker_topology.raw_properties import read_properties
 from consumers.masking import USUAL, Masking
 
@@ -96,6 +97,8 @@ def _masked_headers(headers: dict[str, Any], masking: Masking) -> dict[str, Any]
     """The headers, sensitive values masked; the texts that Celery makes of arguments are left to those."""
     hidden = {"x-death", "argsrepr", "kwargsrepr"}
     shown: dict[str, Any] = masking.value({key: value for key, value in headers.items() if key not in hidden})
+    if isinstance(original := headers.get(EDITED_FROM_HEADER), str):
+        shown[EDITED_FROM_HEADER] = masking.json(original)
     return shown
 
 

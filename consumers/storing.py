@@ -127,15 +127,17 @@ def _late_copies(
     While the first row is open, a copy says nothing that does not stand there.
     """
     inserted = {stored.arrival.letter.identity for stored in new}
-    known = {a.letter.identity: a for a in arrivals if a.letter.death_identity and a.letter.identity not in inserted}
+    known = [a for a in arrivals if a.letter.death_identity and a.letter.identity not in inserted]
     if not known:
         return []
     c = dead_letters.c
-    dealt_with = sa.select(c.identity, c.died_at).where(c.identity.in_(list(known)), c.state != State.OPEN.value)
+    identities = {arrival.letter.identity for arrival in known}
+    query = sa.select(c.identity, c.died_at).where(c.identity.in_(identities), c.state != State.OPEN.value)
+    dealt_with = {row.identity: row.died_at for row in connection.execute(query)}
     return [
-        replace(known[identity], letter=replace(letter, identity=str(letter.death_identity)))
-        for identity, died_at in connection.execute(dealt_with)
-        if (letter := known[identity].letter).died_at != died_at
+        replace(arrival, letter=replace(arrival.letter, identity=str(arrival.letter.death_identity)))
+        for arrival in known
+        if dealt_with.get(arrival.letter.identity, arrival.letter.died_at) != arrival.letter.died_at
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import random
 import sys
 import time
@@ -16,6 +17,7 @@ from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry
 from celery.signals import task_success
 from kombu.exceptions import OperationalError
+from kombu.utils.json import loads as kombu_loads
 
 from broker_topology.errors import DeadLetterOfficeError
 from broker_topology.message import (
@@ -184,7 +186,7 @@ class ReliableTask(Task):  # type: ignore[misc]
             parameters=_parameters(self.run),
             age_seconds=_age_seconds(request.get(PUBLISHED_AT_HEADER)),
             settlement=Settlement.from_header(request.get(SETTLEMENT_HEADER)),
-            edited_from=edited_from(request.get(EDITED_FROM_HEADER)),
+            edited_from=_edited_from(request.get(EDITED_FROM_HEADER)),
         )
         match guard.begin():
             case AlreadyDone(result=result):
@@ -308,6 +310,15 @@ def _parameters(run: Any) -> tuple[str, ...]:
         return tuple(inspect.signature(run).parameters)
     except (TypeError, ValueError):
         return ()
+
+
+def _edited_from(header: object) -> tuple[list[Any], dict[str, Any]] | None:
+    """The call before an edit, as kombu decodes one: a Decimal rather than the object that it travels as."""
+    call = edited_from(header)
+    try:
+        return None if call is None else tuple(kombu_loads(json.dumps(call)))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def _age_seconds(published_at: object) -> float | None:

@@ -157,9 +157,9 @@ class ReliableRequest(Request):  # type: ignore[misc]
 
     def _is_last_delivery(self) -> bool:
         """Whether the broker dead-letters the message when it is returned once more."""
-        returned = self._message.headers.get("x-delivery-count") or 0
+        returned = self._message.headers.get("x-delivery-count")
         limit = self._reliability.delivery_limits.get(self._delivery_info["queue"])
-        return limit is not None and returned >= limit
+        return limit is not None and isinstance(returned, int) and returned >= limit
 
     def _give_up(self, reason: str, error: BaseException, *, only_if_missing: bool = False) -> None:
         if not self.acknowledged and self.task.dead_letter:

@@ -32,6 +32,14 @@ def test_a_known_group_is_silent() -> None:
     assert _count(OPEN).speaks is None
 
 
+def test_a_settled_group_without_letters_is_opened_too() -> None:
+    """Its letters turned out to be something else; the next one has to be seen (D4, D6)."""
+    settled = replace(OPEN, state=GroupState.SETTLED, letters=0)
+    for before in (settled, replace(settled, by_itself=True)):
+        counted = count_in(before, 1, newest_died_at=NOW, now=NOW, rules=AlertRules())
+        assert counted.standing.state is GroupState.OPEN
+
+
 def test_a_letter_of_a_settled_group_is_a_regression() -> None:
     """It opens the group again, and says so (D4)."""
     counted = _count(replace(OPEN, state=GroupState.SETTLED))

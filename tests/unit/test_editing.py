@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
 from typing import Any
@@ -35,9 +36,9 @@ def test_only_the_call_is_another() -> None:
     message, headers = read(sent.properties, sent.body), read_properties(sent.properties).headers
     assert (message.args, message.kwargs) == (["ada"], {"amount": 10, "order": {"lines": [1, 2]}})
     assert json.loads(sent.body)[2] == {"chain": [1], "callbacks": None}
-    assert (headers["id"], headers["idempotency_key"], headers["argsrepr"]) == ("t-1", "k", "['ada']")
+    assert (headers["id"], headers["idempotency_key"], headers["argsrepr"]) == ("t-1", "k", "(edited)")
     assert edited_from(headers["edited_from"]) == ([17], {"amount": -1, "order": {"lines": [1, 2]}})
-    assert sent.differences() == {"args.0": (17, "ada"), "kwargs.amount": (-1, 10)}
+    assert sent.differences == {"args.0": (17, "ada"), "kwargs.amount": (-1, 10)}
 
 
 def test_an_edited_letter_that_is_edited_again_knows_its_first_call() -> None:
@@ -72,8 +73,9 @@ def test_protocol_1_is_edited_too() -> None:
         ("kwargs", "must begin with args. or kwargs."),
         ("args.1", "no place '1' in a list of 1"),
         ("args.-1", "no place '-1'"),
+        ("args." + "9" * 5000, "no place"),
         ("kwargs.nothing.below", "there is no 'nothing'"),
-        ("kwargs.amount.cents", "nothing below -1"),
+        ("kwargs.amount.cents", "nothing below a value of type int"),
         ("kwargs.order.lines.7", "no place '7' in a list of 2"),
     ],
 )
@@ -97,6 +99,32 @@ def test_what_cannot_be_read_cannot_be_edited(body: bytes) -> None:
     """It can still be replayed as it is (D1, D5)."""
     with pytest.raises(NotEditableError, match="its arguments cannot be edited"):
         read_call(raw_properties(HEADERS), body)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), [float("-inf")]])
+def test_what_is_no_number_is_not_sent(value: Any) -> None:
+    """NaN passes every check of an amount (D5)."""
+    properties = raw_properties(HEADERS)
+    with pytest.raises(EditError, match="NaN and infinity"):
+        edited(properties, BODY, read_call(properties, BODY).changed("kwargs.amount", value))
+
+
+def test_a_null_that_was_not_there_is_a_difference() -> None:
+    """It overrides the task's default (D5)."""
+    properties = raw_properties(HEADERS)
+    sent = edited(properties, BODY, read_call(properties, BODY).changed("kwargs.limit", None))
+    assert sent.differences == {"kwargs.limit": ("(none)", None)}
+
+
+def test_nesting_that_can_be_read_but_not_compared_is_refused() -> None:
+    """One such letter does not end the replay of others with a traceback (D1, D5)."""
+    deep: list[Any] = []
+    for _ in range(600):
+        deep = [deep]
+    properties = raw_properties(HEADERS)
+    body = json.dumps([[1], {"deep": deep}, {}]).encode()
+    with contextlib.suppress(NotEditableError):
+        edited(properties, body, read_call(properties, body).changed("args.0", 2))
 
 
 def test_the_same_call_is_no_edit() -> None:
