@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -78,6 +79,16 @@ def test_a_letter_with_one_argument_set_is_done_once(shop: Road) -> None:
     assert json.loads(edit["details"]) == {"kwargs.amount": {"from": -1, "to": 10}}
     groups = shop.command("dead-letters", "groups", "list", "--state", "settled", "--json").stdout
     assert json.loads(groups.splitlines()[0])["state_reason"] == "all its letters are dealt with"
+
+
+def test_a_decimal_is_known_again_after_an_edit(shop: Road) -> None:
+    """It travels as an object, and the key was first used with what the worker made of that. (D5, I3)"""
+    kwargs = {"amount": Decimal("-1.50")}
+    shop.publisher.send_task("crm.pay", ("order-2",), kwargs, idempotency_key="pay-order-2")
+    eventually(lambda: len(shop.letters()) == 2)
+    shop.command("dead-letters", "replay", "2", "--reason", "typo", "--set", "kwargs.amount=3")
+    eventually(lambda: ledger(shop) == ["order-2 3"])
+    eventually(lambda: shop.letter(2)["state"] == "settled")
 
 
 def test_the_audit_hides_what_is_secret(shop: Road) -> None:
