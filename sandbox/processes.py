@@ -18,6 +18,9 @@ PATIENCE = float(os.environ.get("PATIENCE", "4"))
 """Deadlines are meant for an idle machine; several tests at once on a small one take so many times longer."""
 
 
+LONGEST_PAUSE_SECONDS = 1.0
+
+
 class NotReadyError(Exception):
     """A server or a condition did not come about in time."""
 
@@ -31,12 +34,13 @@ def free_port() -> int:
 
 
 def eventually(condition: Callable[[], T], *, seconds: float = 30.0, what: str = "", every: float = 0.05) -> T:
-    """Poll until ``condition()`` is true and return its value.
+    """Poll until ``condition()`` is true and return its value; what takes long to ask is asked less often.
 
     An AssertionError inside counts as not yet. At the deadline it is raised, or NotReadyError.
     """
     deadline = time.monotonic() + seconds * PATIENCE
     while True:
+        asked_at = time.monotonic()
         try:
             if value := condition():
                 return value
@@ -45,7 +49,7 @@ def eventually(condition: Callable[[], T], *, seconds: float = 30.0, what: str =
             failure = error
         if time.monotonic() > deadline:
             raise failure
-        time.sleep(every)
+        time.sleep(max(every, min(time.monotonic() - asked_at, LONGEST_PAUSE_SECONDS)))
 
 
 class Process:
