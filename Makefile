@@ -1,6 +1,7 @@
 # The verbs of the project: demo, test, check, bench (and soak, the long form of some tests).
 .PHONY: demo test check bench soak constraints
 PYTHON ?= python3
+# What takes long runs in CI on each further version of the broker, and here with ARGS="-m long".
 # Tests wait more than they work: twice as many at a time as there are processors.
 WORKERS ?= 4
 bin := .venv/bin

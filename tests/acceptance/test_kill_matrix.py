@@ -23,7 +23,7 @@ from sandbox.processes import NotReadyError, Process, eventually
 from sandbox.road import Road
 from tasks.testing import Point
 
-POOLS = ["prefork", "threads", "solo"]
+POOLS = ["prefork", *(pytest.param(pool, marks=pytest.mark.long) for pool in ("threads", "solo"))]
 POLICIES = ["repeat", "park"]
 
 KILLED = {

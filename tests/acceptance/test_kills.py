@@ -15,7 +15,9 @@ from sandbox.road import Road
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("tasks", [300, pytest.param(1000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "tasks", [100, pytest.param(300, marks=pytest.mark.long), pytest.param(1000, marks=pytest.mark.soak)]
+)
 def test_every_task_succeeds_once_or_is_one_letter(road: Road, tasks: int) -> None:
     """Mixed tasks under SIGKILLs of workers and drains: no loss, no double, one charge a key. (I2, D1, D3)"""
     seed = random.randrange(10**6)

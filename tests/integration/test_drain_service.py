@@ -78,6 +78,7 @@ def test_two_drains_that_are_killed_lose_and_double_nothing(
     assert row_count(engine) == total
 
 
+@pytest.mark.long
 def test_25_kills_of_a_drain_that_holds_the_same_letters_drop_none(
     deployed: VirtualHost, postgresql_url: str, start_drain: StartDrain
 ) -> None:
