@@ -6,24 +6,18 @@ the median of several rounds. Broker, database and both sides share the machine.
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
 import struct
-import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pika
 import sqlalchemy as sa
 
+from benchmarks.stage import TOPOLOGY, medians, stage, tell
 from broker_topology.address import BrokerAddress
-from broker_topology.deploy import deploy
-from broker_topology.topology import read_topology
 from broker_topology.wire import RawProperties, wired
 from consumers.database import open_database, require_schema
 from consumers.dead_letters import dead_letters
@@ -32,65 +26,29 @@ from consumers.failure_notes import FailureNotes
 from consumers.filing import Filing
 from consumers.startup import fit_process
 from consumers.storing import Stored
-from sandbox import servers
 
-TOPOLOGY = read_topology(Path(__file__).parent.parent / "definitions.json")
 QUEUE = TOPOLOGY.dead_letter_queues[0]
 
 
 def main() -> None:
     """Print one JSON object per figure."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--letters", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
     fit_process()
-    with tempfile.TemporaryDirectory(prefix="office-", ignore_cleanup_errors=True) as folder:
-        Path(folder).chmod(0o755)
-        broker, database = servers.rabbitmq(Path(folder)), servers.postgresql(Path(folder))
-        try:
-            url = servers.vhost_url(broker, "/")
-            deploy(TOPOLOGY, url, management_url=servers.management_url(broker))
-            measure(url, database.url, f"sqlite:///{folder}/bench.db", arguments.letters, arguments.rounds)
-        finally:
-            broker.stop()
-            database.stop()
-
-
-def measure(url: str, postgresql: str, sqlite: str, letters: int, rounds: int) -> None:
-    """Measure every side in turn, several times."""
-    sides: dict[str, Callable[[], float]] = {
-        "bare": lambda: bare_rate(url, letters),
-        "postgresql": lambda: drain_rate(url, postgresql, letters),
-        "sqlite": lambda: drain_rate(url, sqlite, letters),
-        "row by row": lambda: row_by_row_rate(url, postgresql, max(500, letters // 20)),
-    }
-    rates: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(rounds + 1):
-        for name, side in sides.items():
-            rate = side()
-            if number:  # the first round warms up
-                rates[name].append(rate)
-    median = {name: statistics.median(values) for name, values in rates.items()}
+    with stage(__doc__, letters=20_000) as on:
+        median = medians(
+            {
+                "bare": lambda: bare_rate(on.url, on.letters),
+                "postgresql": lambda: drain_rate(on.url, on.postgresql, on.letters),
+                "sqlite": lambda: drain_rate(on.url, on.sqlite, on.letters),
+                "row by row": lambda: row_by_row_rate(on.url, on.postgresql, max(500, on.letters // 20)),
+            },
+            on.rounds,
+        )
     for figure, value, rival in (
         ("drain into PostgreSQL against bare pika", "postgresql", "bare"),
         ("drain into PostgreSQL against row by row", "postgresql", "row by row"),
         ("drain into SQLite against into PostgreSQL", "sqlite", "postgresql"),
     ):
-        print(
-            json.dumps(
-                {
-                    "bench": "drain",
-                    "figure": figure,
-                    "value": round(median[value]),
-                    "unit": "letters/s",
-                    "rival": rival,
-                    "rival_value": round(median[rival]),
-                    "ratio": round(median[value] / median[rival], 2),
-                }
-            ),
-            flush=True,
-        )
+        tell("drain", figure, median[value], "letters/s", rival, median[rival])
 
 
 def fill(url: str, letters: int) -> None:

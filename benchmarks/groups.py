@@ -6,18 +6,13 @@ come with failure notes as workers leave them, so that every message is read for
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 
 import sqlalchemy as sa
 
-from benchmarks.drain import QUEUE, TOPOLOGY, fill, fresh_database, timed_drain
-from broker_topology.deploy import deploy
+from benchmarks.drain import QUEUE, fill, fresh_database, timed_drain
+from benchmarks.stage import Stage, medians, stage, tell
 from broker_topology.notes import FailureNote
 from consumers.alerts import alerts
 from consumers.failure_notes import FailureNotes
@@ -27,7 +22,6 @@ from consumers.grouping import Sorted
 from consumers.groups import failure_groups, group_hours
 from consumers.inserting import Arrival
 from consumers.letters import Letter
-from sandbox import servers
 
 TRACEBACK = """Traceback (most recent call last):
   File "/srv/venv/lib/python3.11/site-packages/celery/app/trace.py", line 479, in trace_task
@@ -94,47 +88,21 @@ class NoGroups(Filing):
 
 def main() -> None:
     """Print one JSON object per figure."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--letters", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="office-", ignore_cleanup_errors=True) as folder:
-        Path(folder).chmod(0o755)
-        broker, database = servers.rabbitmq(Path(folder)), servers.postgresql(Path(folder))
-        try:
-            url = servers.vhost_url(broker, "/")
-            deploy(TOPOLOGY, url, management_url=servers.management_url(broker))
-            for name, address in (("PostgreSQL", database.url), ("SQLite", f"sqlite:///{folder}/bench.db")):
-                for noted in (True, False):
-                    measure(url, name, address, arguments.letters, arguments.rounds, noted=noted)
-        finally:
-            broker.stop()
-            database.stop()
+    with stage(__doc__, letters=20_000) as on:
+        for name, address in (("PostgreSQL", on.postgresql), ("SQLite", on.sqlite)):
+            for noted in (True, False):
+                measure(on, name, address, noted=noted)
 
 
-def measure(url: str, name: str, address: str, letters: int, rounds: int, *, noted: bool) -> None:
+def measure(on: Stage, name: str, address: str, *, noted: bool) -> None:
     """Measure both sides in turn, several times, and print the figure."""
-    rates: dict[bool, list[float]] = {True: [], False: []}
-    for number in range(rounds + 1):
-        for grouped in (True, False):
-            rate = drain_rate(url, address, letters, noted=noted, grouped=grouped)
-            if number:  # the first round warms up
-                rates[grouped].append(rate)
-    with_groups, without = statistics.median(rates[True]), statistics.median(rates[False])
-    print(
-        json.dumps(
-            {
-                "bench": "groups",
-                "figure": f"drain with groups into {name}, {'with' if noted else 'without'} failure notes",
-                "value": round(with_groups),
-                "unit": "letters/s",
-                "rival": "the same drain without groups",
-                "rival_value": round(without),
-                "ratio": round(with_groups / without, 2),
-            }
-        ),
-        flush=True,
-    )
+
+    def rate(*, grouped: bool) -> float:
+        return drain_rate(on.url, address, on.letters, noted=noted, grouped=grouped)
+
+    median = medians({"with": lambda: rate(grouped=True), "without": lambda: rate(grouped=False)}, on.rounds)
+    figure = f"drain with groups into {name}, {'with' if noted else 'without'} failure notes"
+    tell("groups", figure, median["with"], "letters/s", "the same drain without groups", median["without"])
 
 
 def drain_rate(url: str, address: str, letters: int, *, noted: bool, grouped: bool) -> float:

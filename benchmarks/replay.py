@@ -7,28 +7,22 @@ Broker, database and both sides share the machine.
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pika
 from pika.adapters.select_connection import IOLoop
 
-from benchmarks.drain import TOPOLOGY, dead_letter, drain_rate
-from broker_topology.deploy import deploy
+from benchmarks.drain import dead_letter, drain_rate
+from benchmarks.stage import TOPOLOGY, medians, stage, tell
 from consumers import replay as replaying
 from consumers.audit import Act
 from consumers.database import open_database, reading
 from consumers.dead_letters import Filter
 from consumers.publisher import Publisher
 from consumers.replays import progress
-from sandbox import servers
 
 QUEUE = "payments"
 BARE_BATCH = 500
@@ -36,47 +30,18 @@ BARE_BATCH = 500
 
 def main() -> None:
     """Print one JSON object per figure."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--letters", type=int, default=10_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="office-", ignore_cleanup_errors=True) as folder:
-        Path(folder).chmod(0o755)
-        broker, database = servers.rabbitmq(Path(folder)), servers.postgresql(Path(folder))
-        try:
-            url = servers.vhost_url(broker, "/")
-            deploy(TOPOLOGY, url, management_url=servers.management_url(broker))
-            measure(url, database.url, f"sqlite:///{folder}/bench.db", arguments.letters, arguments.rounds)
-        finally:
-            broker.stop()
-            database.stop()
-
-
-def measure(url: str, postgresql: str, sqlite: str, letters: int, rounds: int) -> None:
-    """Measure every side in turn, several times."""
-    sides: dict[str, Callable[[], float]] = {
-        "bare": lambda: bare_rate(url, letters),
-        "PostgreSQL": lambda: replay_rate(url, postgresql, letters),
-        "SQLite": lambda: replay_rate(url, sqlite, letters),
-    }
-    rates: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(rounds + 1):
-        for name, side in sides.items():
-            rate = side()
-            if number:  # the first round warms up
-                rates[name].append(rate)
-    median = {name: statistics.median(values) for name, values in rates.items()}
+    with stage(__doc__, letters=10_000) as on:
+        median = medians(
+            {
+                "bare": lambda: bare_rate(on.url, on.letters),
+                "PostgreSQL": lambda: replay_rate(on.url, on.postgresql, on.letters),
+                "SQLite": lambda: replay_rate(on.url, on.sqlite, on.letters),
+            },
+            on.rounds,
+        )
     for name in ("PostgreSQL", "SQLite"):
-        figure = {
-            "bench": "replay",
-            "figure": f"replay from {name} against bare pika with batched confirms",
-            "value": round(median[name]),
-            "unit": "confirmed publishes/s",
-            "rival": "bare",
-            "rival_value": round(median["bare"]),
-            "ratio": round(median[name] / median["bare"], 2),
-        }
-        print(json.dumps(figure), flush=True)
+        figure = f"replay from {name} against bare pika with batched confirms"
+        tell("replay", figure, median[name], "confirmed publishes/s", "bare", median["bare"])
 
 
 def replay_rate(url: str, database_url: str, letters: int) -> float:
