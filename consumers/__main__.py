@@ -109,14 +109,7 @@ def drain(auto_upgrade: bool) -> None:
             storing_problem=lambda: health.problem("database"),
         ),
     )
-    stopping = threading.Event()
-
-    def stop(*_: object) -> None:
-        stopping.set()
-        service.stop()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+    stopping = _stopped_by_signals(service)
     try:
         upgrades = auto_upgrade or engine.dialect.name == "sqlite"
         if until_schema_is_known(engine, health, stopping, auto_upgrade=upgrades):
@@ -129,6 +122,19 @@ def drain(auto_upgrade: bool) -> None:
         server.close()
         outcomes.close()
         engine.dispose()
+
+
+def _stopped_by_signals(service: Drain) -> threading.Event:
+    """Let SIGTERM and Ctrl-C stop the drain; the event tells whoever waits before it runs."""
+    stopping = threading.Event()
+
+    def stop(*_: object) -> None:
+        stopping.set()
+        service.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    return stopping
 
 
 def _health_server(settings: Settings, health: Health, metrics: DrainMetrics) -> HealthServer:

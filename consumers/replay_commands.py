@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import click
+import sqlalchemy as sa
 
 from broker_topology.topology import read_topology
 from consumers import replay as replaying
@@ -19,6 +20,7 @@ from consumers.replay import ReplayOptions
 from consumers.replay_edits import read_edit
 from consumers.replay_screen import finish, show_preview
 from consumers.replays_commands import replays_command
+from consumers.settings import Settings
 from consumers.shell import EXIT_REFUSED, database, login, masking, now, one_sentence, prepared_settings
 
 
@@ -75,7 +77,7 @@ def replay_command(
     """
     settings = prepared_settings()
     act = Act(actor=actor or login(), reason=reason)
-    topology, engine = read_topology(settings.topology_file), database(settings)
+    engine = database(settings)
     letter_ids = chosen(engine, given)
     options = ReplayOptions(
         rate=_rate(rate),
@@ -86,15 +88,7 @@ def replay_command(
         raise click.UsageError("what is done is not run again, so there is nothing to edit")
     ask = not (given["letter_ids"] or yes)
     if dry_run or ask:
-        seen = replaying.preview(engine, topology, letter_ids)
-        against = obstacles(
-            engine,
-            letter_ids,
-            amqp_url=settings.amqp_url,
-            redis_url=settings.redis_url,
-            to_queue=options.to_queue,
-        )
-        show_preview(seen, against, as_json=as_json and dry_run)
+        _look(settings, engine, letter_ids, to_queue=options.to_queue, as_json=as_json and dry_run)
     if dry_run:
         return
     edit = read_edit(engine, letter_ids, by_hand=by_hand, assignments=assignments)
@@ -105,6 +99,17 @@ def replay_command(
             engine, act, letter_ids, now=now(), options=options, edit=edit, masking=masking(settings)
         )
         finish(settings, engine, publisher, report, as_json=as_json)
+
+
+def _look(
+    settings: Settings, engine: sa.Engine, letter_ids: list[int], *, to_queue: str | None, as_json: bool
+) -> None:
+    """Show what a replay would be, and what stands against it."""
+    seen = replaying.preview(engine, read_topology(settings.topology_file), letter_ids)
+    against = obstacles(
+        engine, letter_ids, amqp_url=settings.amqp_url, redis_url=settings.redis_url, to_queue=to_queue
+    )
+    show_preview(seen, against, as_json=as_json)
 
 
 _OPTIONS = ("to_queue", "keep_expiry", "canary", "stop_share", "await_seconds", "settle_as")

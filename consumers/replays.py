@@ -130,28 +130,18 @@ def freeze(
         },
     ).scalar_one()
     if claimed:
-        connection.execute(
-            replay_items.insert(),
-            [
-                {
-                    "replay_id": replay_id,
-                    "letter_id": letter_id,
-                    "key": uuid.uuid4().hex,
-                    "state": ItemState.WAITING.value,
-                }
-                for letter_id in claimed
-            ],
-        )
-        record(
-            connection,
-            act,
-            Action.REPLAY,
-            now=now,
-            letter_ids=claimed,
-            replay_id=replay_id,
-            details=options,
-        )
+        connection.execute(replay_items.insert(), [_new_item(replay_id, letter_id) for letter_id in claimed])
+        record(connection, act, Action.REPLAY, now=now, letter_ids=claimed, replay_id=replay_id, details=options)
     return replay_id, claimed
+
+
+def _new_item(replay_id: int, letter_id: int) -> dict[str, Any]:
+    return {
+        "replay_id": replay_id,
+        "letter_id": letter_id,
+        "key": uuid.uuid4().hex,
+        "state": ItemState.WAITING.value,
+    }
 
 
 def store_edits(
