@@ -66,7 +66,7 @@ def http_receiver(**fields: Any) -> Iterator[HttpReceiver]:
         thread.join()
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)  # without slots, which aiosmtpd cannot look into on Python 3.11.2
 class MailReceiver:
     """What an SMTP server got."""
 
