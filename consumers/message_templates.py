@@ -342,13 +342,14 @@ _TOKEN = re.compile(rf"[^\s()\[\]{{}}<>,;='\"`|{_OPENING}{_CLOSING}]+")
 _ADDRESS = re.compile(r"[^\s'\"`<>]+")
 _DIGITS = re.compile(r"\d")
 
-_SINGLE = re.compile(r"'((?!\s)(?:[^'\\]|\\.|'(?=\w))*+)(?:'|\\?\Z)", re.DOTALL)
-_DOUBLE = re.compile(r'"((?!\s)(?:[^"\\]|\\.)*+)(?:"|\\?\Z)', re.DOTALL)
+# Atomic groups: a possessive repetition of a group with a lookahead matches wrongly in Python 3.11.2.
+_SINGLE = re.compile(r"'((?!\s)(?>(?:[^'\\]|\\.|'(?=\w))*))(?:'|\\?\Z)", re.DOTALL)
+_DOUBLE = re.compile(r'"((?!\s)(?>(?:[^"\\]|\\.)*))(?:"|\\?\Z)', re.DOTALL)
 """A quoted text that does not end is one that was cut off."""
 
 _COMMAND = re.compile(r"'\[[^\]\n]*+\]'")
 _TYPOGRAPHIC = re.compile(rf"[`{_OPENING}]\s?([^`{_OPENING}{_CLOSING}\n]*+)[`{_CLOSING}]")
-_MAPPING = re.compile(r"\{(?=[^{}\n]*['\":,])(?:[^{}\n]|\{[^{}\n]*+\})*+\}")
+_MAPPING = re.compile(r"\{(?=[^{}\n]*['\":,])(?>(?:[^{}\n]|\{[^{}\n]*+\})*)\}")
 _NAMED_ERROR = re.compile(r"['\"](?:error|(?:error|decline)?_?[cC]ode)['\"]: ?['\"]([A-Za-z_][\w.\-]{2,60})['\"]")
 _ASSIGNED = re.compile(r"=[^\s,;()\[\]{}'\"<>=]+")
 
