@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker_topology.compression import CompressionError, decompress
 
@@ -111,8 +111,7 @@ def newest_death(headers: Mapping[str, Any]) -> Death | None:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskMessage:
+class TaskMessage(NamedTuple):
     """What a message says of the task that it asks for. Every field may be missing: senders err."""
 
     task_name: str | None = None

@@ -8,6 +8,7 @@ RabbitMQ's field types (https://www.rabbitmq.com/amqp-0-9-1-errata).
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,8 +32,6 @@ _PROPERTIES = (
 )
 _BITS = {name: 1 << (15 - index) for index, name in enumerate(_PROPERTIES)}
 _WIDTHS = {"headers": -1, "delivery_mode": 1, "priority": 1, "timestamp": 8}
-# Name, flag, and width: 0 for a short string, -1 for a table.
-_LAYOUT = [(name, bit, _WIDTHS.get(name, 0)) for name, bit in _BITS.items()]
 
 _SIZES = {
     kind: size
@@ -125,9 +124,7 @@ def spans(raw: bytes) -> Iterator[tuple[str, int, int]]:
     if flags & 1:
         raise MalformedHeaderError("the content header has more flags than AMQP 0-9-1 knows")
     offset, size = 2, len(raw)
-    for name, mask, width in _LAYOUT:
-        if not flags & mask:
-            continue
+    for name, width in _layout(flags):
         if width > 0:
             end = offset + width
         elif width < 0:
@@ -138,6 +135,12 @@ def spans(raw: bytes) -> Iterator[tuple[str, int, int]]:
             raise MalformedHeaderError(f"the content header ends within {name}")
         yield name, offset, end
         offset = end
+
+
+@functools.lru_cache(maxsize=64)
+def _layout(flags: int) -> list[tuple[str, int]]:
+    """The properties that flags announce, in their order, and their width: 0 for a short string, -1 for a table."""
+    return [(name, _WIDTHS.get(name, 0)) for name, bit in _BITS.items() if flags & bit]
 
 
 def value_end(data: bytes, offset: int, end: int) -> int:

@@ -18,6 +18,8 @@ MAX_DEPTH = 32
 """Tables and arrays nested deeper than this are shown as bytes; they are still republished."""
 
 _NOWHERE = (0, 0)
+_KIND_AND_SIZE = struct.Struct(">BI")
+_PADDING = bytes(4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,22 +77,23 @@ class Outline:
         self._spans = {name: (start, end) for name, start, end in spans(raw)}
         self._headers = headers = {}
         start, end = self._spans.get("headers", _NOWHERE)
-        offset, sizes = start + 4, VALUE_SIZES
+        offset, sizes, read = start + 4, VALUE_SIZES, _KIND_AND_SIZE.unpack_from
+        padded = raw + _PADDING
         while offset < end:
             value_at = offset + 1 + raw[offset]
             if value_at >= end:
                 raise MalformedHeaderError("a header ends within its name")
-            kind = raw[value_at]
-            if kind == 0x53 and value_at + 5 <= end:  # S, the most frequent by far
-                after = value_at + 5 + int.from_bytes(raw[value_at + 1 : value_at + 5], "big")
+            kind, size = read(padded, value_at)
+            if kind == 0x53:  # S, the most frequent by far
+                after = value_at + 5 + size
             elif (size := sizes[kind]) >= 0:
                 after = value_at + 1 + size
             else:
                 after = value_end(raw, value_at, end)
-            if after > end:
-                raise MalformedHeaderError("a header ends within its value")
             headers[raw[offset + 1 : value_at]] = value_at, after
             offset = after
+        if offset > end > 0:
+            raise MalformedHeaderError("a header ends within its value")
 
     def text(self, name: str) -> str | None:
         """A property that is a short string."""

@@ -28,10 +28,12 @@ HEARTBEAT_SECONDS = 60
 BLOCKED_TIMEOUT_SECONDS = 30
 """How long a memory or disk alarm of the broker may hold us up."""
 
-_METHOD_FRAME, _HEADER_FRAME, _BODY_FRAME = 1, 2, 3
+_NOTHING, _METHOD_FRAME, _HEADER_FRAME, _BODY_FRAME = 0, 1, 2, 3
 _FRAME_OVERHEAD = 8
 _FRAME_START = struct.Struct(">BHL")
 _BODY_SIZE = struct.Struct(">Q")
+# Delivery tag, redelivered, length of the exchange's name.
+_DELIVERED = struct.Struct(">Q?B")
 _BASIC_DELIVER = bytes([0, 60, 0, 60])
 _RECEIVE_BYTES = 128 * 1024
 
@@ -137,28 +139,27 @@ class RawConnection(pika.SelectConnection):  # type: ignore[misc]
     _frame_buffer: bytes
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._receivers: dict[int, Receiver] = {}
-        self._contents: dict[int, _Content] = {}
+        self._arriving: dict[int, _Arriving] = {}
         super().__init__(*args, **kwargs)
 
     def deliver(self, channel_number: int, receiver: Receiver) -> None:
         """Hand whatever is delivered on that channel to ``receiver``, at once and whole."""
-        self._receivers[channel_number] = receiver
+        self._arriving[channel_number] = _Arriving(receiver)
         self._transport._MAX_RECV_BYTES = _RECEIVE_BYTES
 
     def stop_delivering(self, channel_number: int) -> None:
         """The channel is gone."""
-        self._receivers.pop(channel_number, None)
-        self._contents.pop(channel_number, None)
+        if arriving := self._arriving.pop(channel_number, None):
+            arriving.awaits = _NOTHING
 
     def drop(self) -> None:
         """Cut the connection at once, whatever is under way; the close callback follows."""
-        self._receivers.clear()
-        self._contents.clear()
+        for channel_number in list(self._arriving):
+            self.stop_delivering(channel_number)
         self._terminate_stream(pika.exceptions.StreamLostError("dropped"))
 
     def _on_data_available(self, data_in: bytes) -> None:
-        if not self._receivers:
+        if not self._arriving:
             super()._on_data_available(data_in)
             return
         buffer = self._frame_buffer + data_in if self._frame_buffer else data_in
@@ -170,49 +171,16 @@ class RawConnection(pika.SelectConnection):  # type: ignore[misc]
                 break
             if buffer[end - 1] != pika.spec.FRAME_END:
                 raise pika.exceptions.InvalidFrameError("Invalid FRAME_END marker")
-            self._take_frame(kind, channel_number, buffer, offset + 7, end - 1)
-            self.bytes_received += end - offset
+            arriving = self._arriving.get(channel_number)
+            if arriving is None or not arriving.took(kind, buffer, offset + 7, end - 1):
+                self._frame_buffer = buffer[offset:end]
+                _, frame = self._read_frame()
+                self._process_frame(frame)
             offset = end
-            if not self._receivers:  # the connection was dropped or closed meanwhile
+            if not self._arriving:  # the connection was dropped or closed meanwhile
                 break
+        self.bytes_received += offset
         self._frame_buffer = buffer[offset:]
-
-    def _take_frame(self, kind: int, channel_number: int, buffer: bytes, start: int, end: int) -> None:
-        receiver = self._receivers.get(channel_number)
-        content = self._contents.get(channel_number)
-        if receiver is None:
-            pass
-        elif kind == _METHOD_FRAME and buffer[start : start + 4] == _BASIC_DELIVER:
-            self._contents[channel_number] = _Content(buffer, start + 4)
-            return
-        elif content is not None and kind == _HEADER_FRAME:
-            content.expect(_BODY_SIZE.unpack_from(buffer, start + 4)[0], buffer[start + 12 : end])
-            receiver.announced(content.body_bytes)
-            if not content.body_bytes:
-                self._receive(receiver, channel_number, content)
-            return
-        elif content is not None and kind == _BODY_FRAME:
-            content.fragments.append(buffer[start:end])
-            content.missing_bytes -= end - start
-            if content.missing_bytes <= 0:
-                self._receive(receiver, channel_number, content)
-            return
-        self._frame_buffer = buffer[start - 7 : end + 1]
-        _, frame = self._read_frame()
-        self._process_frame(frame)
-
-    def _receive(self, receiver: Receiver, channel_number: int, content: _Content) -> None:
-        if self._contents.pop(channel_number, None) is None:
-            return  # dropped
-        fragments = content.fragments
-        receiver.received(
-            content.delivery_tag,
-            content.redelivered,
-            content.exchange,
-            content.routing_key,
-            content.raw,
-            fragments[0] if len(fragments) == 1 else b"".join(fragments),
-        )
 
     def _read_frame(self) -> tuple[int, Any]:
         buffer = self._frame_buffer
@@ -246,33 +214,59 @@ class Receiver(Protocol):
         """A message has arrived whole; ``properties`` is its raw content header."""
 
 
-class _Content:
-    """A message that is arriving, frame by frame."""
+class _Arriving:
+    """The message that arrives on one channel, frame by frame."""
 
     __slots__ = (
-        "body_bytes",
-        "delivery_tag",
-        "exchange",
-        "fragments",
-        "missing_bytes",
-        "raw",
-        "redelivered",
-        "routing_key",
+        "_delivery_tag",
+        "_exchange",
+        "_fragments",
+        "_missing_bytes",
+        "_raw",
+        "_receiver",
+        "_redelivered",
+        "_routing_key",
+        "awaits",
     )
 
-    def __init__(self, buffer: bytes, offset: int) -> None:
-        """Read the arguments of basic.deliver."""
-        offset += 1 + buffer[offset]  # the consumer tag: one consumer a channel
-        (self.delivery_tag,) = _BODY_SIZE.unpack_from(buffer, offset)
-        self.redelivered = bool(buffer[offset + 8] & 1)
-        exchange_end = offset + 10 + buffer[offset + 9]
-        self.exchange = buffer[offset + 10 : exchange_end]
-        self.routing_key = buffer[exchange_end + 1 : exchange_end + 1 + buffer[exchange_end]]
-        self.fragments: list[bytes] = []
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        self.awaits = _NOTHING
+        """The kind of frame that comes next of the message."""
+        self._fragments: list[bytes] = []
 
-    def expect(self, body_bytes: int, raw: bytes) -> None:
-        self.body_bytes = self.missing_bytes = body_bytes
-        self.raw = raw
+    def took(self, kind: int, buffer: bytes, start: int, end: int) -> bool:
+        """Take the payload of one frame; False where it is not part of a delivery."""
+        if kind == _METHOD_FRAME and buffer[start : start + 4] == _BASIC_DELIVER:
+            offset = start + 5 + buffer[start + 4]  # past the consumer tag: one consumer a channel
+            self._delivery_tag, self._redelivered, length = _DELIVERED.unpack_from(buffer, offset)
+            exchange_end = offset + 10 + length
+            self._exchange = buffer[offset + 10 : exchange_end]
+            self._routing_key = buffer[exchange_end + 1 : exchange_end + 1 + buffer[exchange_end]]
+            self.awaits = _HEADER_FRAME
+            return True
+        if kind != self.awaits:
+            return False
+        if kind == _HEADER_FRAME:
+            (self._missing_bytes,) = _BODY_SIZE.unpack_from(buffer, start + 4)
+            self._raw = buffer[start + 12 : end]
+            self.awaits = _BODY_FRAME
+            self._receiver.announced(self._missing_bytes)
+        else:
+            self._fragments.append(buffer[start:end])
+            self._missing_bytes -= end - start
+        if self._missing_bytes <= 0 and self.awaits:
+            self.awaits = _NOTHING
+            fragments, self._fragments = self._fragments, []
+            self._receiver.received(
+                self._delivery_tag,
+                self._redelivered,
+                self._exchange,
+                self._routing_key,
+                self._raw,
+                fragments[0] if len(fragments) == 1 else b"".join(fragments),
+            )
+        return True
 
 
 def _ssl_options(address: BrokerAddress) -> pika.SSLOptions | None:

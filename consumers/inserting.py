@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -22,8 +22,7 @@ LARGE_BODY_BYTES = 1024 * 1024
 Row = tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
+class Arrival(NamedTuple):
     """A letter with what its worker left beside it."""
 
     letter: Letter
@@ -123,7 +122,11 @@ def _insert_sqlite(connection: sa.Connection, rows: Sequence[Row]) -> dict[str, 
         if len(row[_BODY]) > LARGE_BODY_BYTES:
             _insert_large(connection, row)
     driver: Any = connection.connection.driver_connection
-    return dict(driver.execute("SELECT identity, id FROM dead_letters WHERE id > ?", (last,)).fetchall())
+    # One row, for the lock is given up for each.
+    (ids,) = driver.execute(
+        "SELECT json_group_object(identity, id) FROM dead_letters WHERE id > ?", (last,)
+    ).fetchone()
+    return dict(json.loads(ids))
 
 
 def _insert_large(connection: sa.Connection, row: Row) -> None:
@@ -146,7 +149,7 @@ def _sqlite_values(row: Row) -> list[Any]:
     return values
 
 
-_SQLITE_CHUNKS = (900, 256, 64, 8, 1)
+_SQLITE_CHUNKS = (750, 250, 64, 8, 1)
 _ONE_ROW = f"({', '.join('?' * len(_COLUMNS))})"
 _SQLITE_INSERTS = {
     size: f"INSERT INTO dead_letters ({', '.join(_COLUMNS)}) VALUES {', '.join([_ONE_ROW] * size)} "  # noqa: S608

@@ -10,7 +10,7 @@ import pika.exceptions
 import structlog
 
 from broker_topology.wire import RawConnection
-from consumers.appetite import Appetite
+from consumers.appetite import SMALLEST_START, Appetite
 from consumers.backoff import Backoff
 from consumers.letters import Delivery
 from consumers.writer import Receipt
@@ -95,6 +95,9 @@ class Intake:
             # The broker has sent more than may be held: only a dropped connection stops what is under way.
             self._appetite.current = self._appetite.wanted
             self._channel.connection.drop()
+        elif self._held_letters == SMALLEST_START:
+            # Enough to know their size by; the first commit would be long to wait for.
+            self._adjust()
 
     def received(
         self,
@@ -108,8 +111,8 @@ class Intake:
         """A message has arrived whole."""
         delivery = Delivery(
             drained_queue=self.queue,
-            exchange=_text(exchange),
-            routing_key=_text(routing_key),
+            exchange=str(exchange, "utf-8", "backslashreplace"),
+            routing_key=str(routing_key, "utf-8", "backslashreplace"),
             redelivered=redelivered,
             properties=properties,
             body=body,
@@ -189,7 +192,3 @@ class Copies:
             return 0
         self._seen[content_hash] = self._seen.get(content_hash, 0) + 1
         return self._seen[content_hash]
-
-
-def _text(value: bytes) -> str:
-    return value.decode("utf-8", "backslashreplace")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
@@ -20,8 +21,7 @@ from consumers.replay_endings import link_renewed_deaths
 from consumers.sealing import keyring_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredLetter:
+class StoredLetter(NamedTuple):
     """One letter that is in the database now and was not before."""
 
     letter_id: int
@@ -63,8 +63,7 @@ def store(engine: sa.Engine, arrivals: Sequence[Arrival], *, now: datetime, fili
 
 def _store_raw(engine: sa.Engine, arrival: Arrival, problem: str, now: datetime, filing: Filing) -> Stored:
     """Store the bare bytes of a letter whose decoded values the database refuses."""
-    raw = replace(
-        arrival.letter,
+    raw = arrival.letter._replace(
         task_name=None,
         task_id=None,
         args=None,
@@ -135,7 +134,7 @@ def _late_copies(
     query = sa.select(c.identity, c.died_at).where(c.identity.in_(identities), c.state != State.OPEN.value)
     dealt_with = {row.identity: row.died_at for row in connection.execute(query)}
     return [
-        replace(arrival, letter=replace(arrival.letter, identity=str(arrival.letter.death_identity)))
+        arrival._replace(letter=arrival.letter._replace(identity=str(arrival.letter.death_identity)))
         for arrival in known
         if dealt_with.get(arrival.letter.identity, arrival.letter.died_at) != arrival.letter.died_at
     ]

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 import structlog
@@ -33,8 +33,7 @@ LAST_WAIT_SECONDS = 2.0
 """How long to wait at most before a database that is away is tried again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Incoming:
+class Incoming(NamedTuple):
     """One letter on its way into the database."""
 
     source: Any
@@ -67,12 +66,13 @@ class Inbox:
     def __init__(self, *, max_batch_rows: int, max_batch_bytes: int) -> None:
         self._max_rows, self._max_bytes = max_batch_rows, max_batch_bytes
         self._waiting: list[Incoming] = []
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._closed = False
 
     def put(self, incoming: Incoming) -> None:
         """Add one letter."""
-        with self._changed:
+        with self._lock:
             self._waiting.append(incoming)
             if len(self._waiting) in {1, FULL_ROWS}:
                 self._changed.notify()
