@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from consumers.message_templates import MAX_READ_CHARACTERS, message_template, template_key
 
@@ -21,8 +21,7 @@ MAX_NAME_LENGTH = 500
 MAX_FRAMES = 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fingerprint:
+class Fingerprint(NamedTuple):
     """What tells one failure from another."""
 
     version: int

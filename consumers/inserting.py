@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -33,16 +33,17 @@ class Arrival(NamedTuple):
     """Which of the equal copies that came back this is, on its channel; 0 for a first delivery."""
 
 
-def row_of(arrival: Arrival, now: datetime, group_id: int) -> Row:
-    """A letter as the values of its row, in the order of the table."""
+def row_of(arrival: Arrival, now: datetime, group_id: int, moment: Callable[[datetime], Any]) -> Row:
+    """A letter as the values of its row, in the order of the table; ``moment`` is one of MOMENTS."""
     letter, note = arrival.letter, arrival.note
+    stored_at = moment(now)
     return (
         letter.identity,
         letter.content_hash,
         _OPEN,
-        now,
-        now,
-        letter.died_at,
+        stored_at,
+        stored_at,
+        moment(letter.died_at),
         letter.task_name,
         letter.task_id,
         letter.args,
@@ -107,46 +108,46 @@ def _short(text: object) -> str | None:
 
 def _insert_sqlite(connection: sa.Connection, rows: Sequence[Row]) -> dict[str, int]:
     """Insert what is new; returns identity to id of that."""
-    last = connection.execute(sa.select(sa.func.max(dead_letters.c.id))).scalar() or 0
+    before = connection.execute(sa.select(sa.func.max(dead_letters.c.id))).scalar() or 0
+    ids: dict[str, int] = {}
     small = [row for row in rows if len(row[_BODY]) <= LARGE_BODY_BYTES]
     start = 0
     while start < len(small):
         # Each step of a statement gives up the interpreter's lock, and waits to have it back: few, large ones.
         size = next(size for size in _SQLITE_CHUNKS if size <= len(small) - start)
-        values: list[Any] = []
-        for row in small[start : start + size]:
-            values += _sqlite_values(row)
-        connection.exec_driver_sql(_SQLITE_INSERTS[size], tuple(values))
+        part = small[start : start + size]
+        inserted = connection.exec_driver_sql(_SQLITE_INSERTS[size], tuple(itertools.chain.from_iterable(part)))
+        if inserted.rowcount == size:
+            # SQLite numbers the rows in their order, without a gap where none is known.
+            first = inserted.lastrowid - size + 1
+            ids |= {row[_IDENTITY]: letter_id for letter_id, row in enumerate(part, first)}
+        else:
+            ids |= _ids_after(connection, before)
         start += size
     for row in rows:
         if len(row[_BODY]) > LARGE_BODY_BYTES:
-            _insert_large(connection, row)
-    driver: Any = connection.connection.driver_connection
-    # One row, for the lock is given up for each.
-    (ids,) = driver.execute(
-        "SELECT json_group_object(identity, id) FROM dead_letters WHERE id > ?", (last,)
-    ).fetchone()
-    return dict(json.loads(ids))
+            ids |= _insert_large(connection, row)
+    return ids
 
 
-def _insert_large(connection: sa.Connection, row: Row) -> None:
+def _ids_after(connection: sa.Connection, before: int) -> dict[str, int]:
+    rows = connection.execute(sa.select(dead_letters.c.identity, dead_letters.c.id).where(dead_letters.c.id > before))
+    return {identity: letter_id for identity, letter_id in rows}  # noqa: C416, dict(rows) takes a result for a mapping
+
+
+def _insert_large(connection: sa.Connection, row: Row) -> dict[str, int]:
     """Insert one letter with room for its body, then write that in place: two copies of it less in memory."""
-    values = _sqlite_values(row)
+    values = list(row)
     body = values[_BODY]
     values[_BODY] = len(body)
     inserted = connection.exec_driver_sql(_SQLITE_LARGE_INSERT, tuple(values)).first()
-    if inserted is not None:
-        driver: Any = connection.connection.driver_connection
-        with driver.blobopen("dead_letters", "body", inserted[0]) as blob:
-            for start in range(0, len(body), LARGE_BODY_BYTES):
-                blob.write(body[start : start + LARGE_BODY_BYTES])
-
-
-def _sqlite_values(row: Row) -> list[Any]:
-    values = list(row)
-    for number in _TIMES:
-        values[number] = _sqlite_time(values[number])
-    return values
+    if inserted is None:
+        return {}
+    driver: Any = connection.connection.driver_connection
+    with driver.blobopen("dead_letters", "body", inserted[0]) as blob:
+        for start in range(0, len(body), LARGE_BODY_BYTES):
+            blob.write(body[start : start + LARGE_BODY_BYTES])
+    return {row[_IDENTITY]: inserted[0]}
 
 
 _SQLITE_CHUNKS = (750, 250, 64, 8, 1)
@@ -156,13 +157,12 @@ _SQLITE_INSERTS = {
     "ON CONFLICT (identity) DO NOTHING"
     for size in _SQLITE_CHUNKS
 }
-_BODY = _COLUMNS.index("body")
+_IDENTITY, _BODY = _COLUMNS.index("identity"), _COLUMNS.index("body")
 _SQLITE_LARGE_INSERT = (
     f"INSERT INTO dead_letters ({', '.join(_COLUMNS)}) "  # noqa: S608
     f"VALUES ({', '.join('zeroblob(?)' if name == 'body' else '?' for name in _COLUMNS)}) "
     "ON CONFLICT (identity) DO NOTHING RETURNING id"
 )
-_TIMES = [number for number, name in enumerate(_COLUMNS) if isinstance(dead_letters.c[name].type, UtcDateTime)]
 
 
 @functools.lru_cache(maxsize=64)
@@ -208,3 +208,5 @@ INSERTS: Mapping[str, Callable[[sa.Connection, Sequence[Row]], dict[str, int]]] 
     "sqlite": _insert_sqlite,
     "postgresql": _insert_postgresql,
 }
+MOMENTS: Mapping[str, Callable[[datetime], Any]] = {"sqlite": _sqlite_time, "postgresql": lambda moment: moment}
+"""How a moment is handed to the driver."""

@@ -15,7 +15,7 @@ from broker_topology.notes import MAX_MESSAGE_LENGTH, cut
 from consumers.database import database_problem, transaction
 from consumers.dead_letters import State, dead_letters
 from consumers.filing import Filed, Filing
-from consumers.inserting import INSERTS, Arrival, row_of, sealed_row
+from consumers.inserting import INSERTS, MOMENTS, Arrival, row_of, sealed_row
 from consumers.letters import storable
 from consumers.replay_endings import link_renewed_deaths
 from consumers.sealing import keyring_of
@@ -105,11 +105,13 @@ def _insert(
 ) -> tuple[list[StoredLetter], list[Filed]]:
     """Insert what is new, each letter in its group."""
     placed = filing.place(connection, [(arrival.letter, arrival.note) for arrival in arrivals], now=now)
-    rows = [row_of(arrival, now, group_id) for arrival, (_, group_id) in zip(arrivals, placed, strict=True)]
+    dialect = connection.dialect.name
+    moment = MOMENTS[dialect]
+    rows = [row_of(arrival, now, group_id, moment) for arrival, (_, group_id) in zip(arrivals, placed, strict=True)]
     keyring = keyring_of(connection)
     if (key := keyring.sealing_key_id) is not None:
         rows = [sealed_row(row, keyring, key) for row in rows]
-    ids = INSERTS[connection.dialect.name](connection, rows)
+    ids = INSERTS[dialect](connection, rows)
     new, filed = [], []
     for arrival, (about, group_id) in zip(arrivals, placed, strict=True):
         if (letter_id := ids.pop(arrival.letter.identity, None)) is not None:
