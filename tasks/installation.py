@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import redis
+import structlog
 from celery import Celery
+from celery.app.defaults import DEFAULTS
 
 from broker_topology.declare import kombu_queues
 from broker_topology.delays import shared_keys
@@ -23,6 +25,8 @@ from tasks.publishing import OUR_CONSUMER, ReliableAMQP, in_whole_seconds, route
 from tasks.reliability import Reliability
 from tasks.reliable_task import ReliableTask
 from tasks.retry_policy import RetryPolicy
+
+log = structlog.get_logger(__name__)
 
 NOTE_TIMEOUT_SECONDS = 2.0
 """How long a worker waits for Redis to take a note, before it rejects without one."""
@@ -104,6 +108,8 @@ def install(
 
 
 def _configure(app: Celery, topology: Topology) -> None:
+    if changed := [name for name in SETTINGS if app.conf[name] not in (DEFAULTS[name], SETTINGS[name])]:
+        log.warning("install.settings_changed", settings=changed, app=app.main)
     names = [queue.name for queue in topology.work_queues]
     chosen = app.conf.task_default_queue
     default_queue = chosen if chosen in names else None

@@ -35,7 +35,7 @@ def policies(ctx: click.Context, as_json: bool) -> None:
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("task", "retries", "first wait", "cap", "covers", "transient", "guard", "note"):
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     for row in rows:
         table.add_row(*cells_of(row))
     Console().print(table)

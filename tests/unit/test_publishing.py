@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from celery import Celery
 from celery.exceptions import QueueNotFound
+from structlog.testing import capture_logs
 
 from tasks import Idempotency, ReliableTask, install
 from tasks.errors import MissingKeyError
@@ -74,6 +75,16 @@ def test_own_default_queue_is_kept() -> None:
     app.conf.task_default_queue = "crm"
     install(app, topology=DEFINITIONS, redis_url="redis://127.0.0.1:1")
     assert app.amqp.router.route({}, "billing.charge")["queue"].name == "crm"
+
+
+def test_settings_of_the_app_that_cannot_stay_are_named() -> None:
+    """What the app had chosen and reliability cannot do with. (I1)"""
+    app = Celery("shop", broker="amqp://127.0.0.1:1", set_as_current=False)
+    app.conf.update(worker_prefetch_multiplier=8, task_serializer="yaml", task_acks_late=True, timezone="Europe/Rome")
+    with capture_logs() as logs:
+        install(app, topology=DEFINITIONS, redis_url="redis://127.0.0.1:1")
+    (warning,) = logs
+    assert warning["settings"] == ["worker_prefetch_multiplier", "task_serializer"]
 
 
 def test_every_way_to_declare_a_task_is_reliable(app: Celery) -> None:
