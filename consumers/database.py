@@ -169,7 +169,11 @@ def database_problem(error: Exception) -> str:
     """One sentence on what the database said, without the statement and its values."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     text = str(cause or "").strip().splitlines()
-    return f"the database refuses: {text[0]}" if text else "the database cannot be reached"
+    if not text:
+        return "the database cannot be reached"
+    # What PostgreSQL itself says has a code; what the driver says of a connection has none.
+    unreachable = type(cause).__name__ == "OperationalError" and getattr(cause, "sqlstate", "") is None
+    return f"the database {'cannot be reached' if unreachable else 'refuses'}: {text[0]}"
 
 
 def upgrade(engine: sa.Engine, revision: str = "head") -> None:

@@ -136,7 +136,7 @@ def test_a_database_that_is_away_at_the_start_is_waited_for(
     publish(deployed.url, letters(10))
     port = free_port()
     drain = start_drain(deployed.url, own_postgresql.url, HEALTH_PORT=str(port))
-    eventually(lambda: "database: the database refuses" in "".join(readiness(port)["reasons"]))
+    eventually(lambda: "database: the database cannot be reached: " in "".join(readiness(port)["reasons"]))
     assert httpx.get(f"http://127.0.0.1:{port}/livez", timeout=5).status_code == 200
     assert drain.stop() == 0
     start_drain(deployed.url, own_postgresql.url, HEALTH_PORT=str(port))
