@@ -257,14 +257,11 @@ class _Arriving:
             self._missing_bytes -= end - start
         if self._missing_bytes <= 0 and self.awaits:
             self.awaits = _NOTHING
-            fragments, self._fragments = self._fragments, []
+            body = self._fragments[0] if len(self._fragments) == 1 else b"".join(self._fragments)
+            # Not kept beside the body while that is read.
+            self._fragments.clear()
             self._receiver.received(
-                self._delivery_tag,
-                self._redelivered,
-                self._exchange,
-                self._routing_key,
-                self._raw,
-                fragments[0] if len(fragments) == 1 else b"".join(fragments),
+                self._delivery_tag, self._redelivered, self._exchange, self._routing_key, self._raw, body
             )
         return True
 
