@@ -218,10 +218,11 @@ class _Arriving:
     """The message that arrives on one channel, frame by frame."""
 
     __slots__ = (
+        "_body_bytes",
         "_delivery_tag",
         "_exchange",
-        "_fragments",
-        "_missing_bytes",
+        "_filled_bytes",
+        "_gathered",
         "_raw",
         "_receiver",
         "_redelivered",
@@ -233,7 +234,6 @@ class _Arriving:
         self._receiver = receiver
         self.awaits = _NOTHING
         """The kind of frame that comes next of the message."""
-        self._fragments: list[bytes] = []
 
     def took(self, kind: int, buffer: bytes, start: int, end: int) -> bool:
         """Take the payload of one frame; False where it is not part of a delivery."""
@@ -248,22 +248,34 @@ class _Arriving:
         if kind != self.awaits:
             return False
         if kind == _HEADER_FRAME:
-            (self._missing_bytes,) = _BODY_SIZE.unpack_from(buffer, start + 4)
-            self._raw = buffer[start + 12 : end]
+            (self._body_bytes,) = _BODY_SIZE.unpack_from(buffer, start + 4)
+            self._raw, self._filled_bytes = buffer[start + 12 : end], 0
             self.awaits = _BODY_FRAME
-            self._receiver.announced(self._missing_bytes)
+            self._receiver.announced(self._body_bytes)
+            if self.awaits and not self._body_bytes:
+                self._hand_over(b"")
+        elif end - start >= self._body_bytes:
+            self._hand_over(buffer[start:end])
         else:
-            self._fragments.append(buffer[start:end])
-            self._missing_bytes -= end - start
-        if self._missing_bytes <= 0 and self.awaits:
-            self.awaits = _NOTHING
-            body = self._fragments[0] if len(self._fragments) == 1 else b"".join(self._fragments)
-            # Not kept beside the body while that is read.
-            self._fragments.clear()
-            self._receiver.received(
-                self._delivery_tag, self._redelivered, self._exchange, self._routing_key, self._raw, body
-            )
+            self._fill(memoryview(buffer)[start:end])
         return True
+
+    def _fill(self, part: memoryview) -> None:
+        """Gather a body of several frames in one place: pieces that are freed again leave holes in the heap."""
+        if not self._filled_bytes:
+            self._gathered = bytearray(self._body_bytes)
+        filled = self._filled_bytes + len(part)
+        self._gathered[self._filled_bytes : filled] = part
+        self._filled_bytes = filled
+        if filled >= self._body_bytes:
+            body, self._gathered = bytes(self._gathered), bytearray()
+            self._hand_over(body)
+
+    def _hand_over(self, body: bytes) -> None:
+        self.awaits = _NOTHING
+        self._receiver.received(
+            self._delivery_tag, self._redelivered, self._exchange, self._routing_key, self._raw, body
+        )
 
 
 def _ssl_options(address: BrokerAddress) -> pika.SSLOptions | None:

@@ -37,7 +37,7 @@ class Appetite:
         if self.wanted >= 2 * self.current or self.wanted == self._most > self.current:
             self.current = self.wanted
             return self.current
-        if self.wanted < self.current / 2:
+        if self.wanted <= self.current / 2:
             self.current = self.wanted
             return self.current
         return None

@@ -39,6 +39,8 @@ DEPTH_SECONDS = 15.0
 TURN_SECONDS = 2.0
 WAITING_SECONDS = 5.0
 """A database that neither answers nor refuses for that long counts as away: a lock, a network that is gone."""
+LARGE_LETTER_SECONDS = 0.1
+"""How often to look whether the writer has let go of a large letter."""
 CUT_OFF_SECONDS = 1.0
 """How long a writer that was given up is waited for."""
 
@@ -146,14 +148,19 @@ class Drain:
     # --- the connection
 
     def _connect(self) -> None:
-        if not self._stopping:
-            self._connection = RawConnection(
-                self._parameters,
-                on_open_callback=self._opened,
-                on_open_error_callback=self._lost,
-                on_close_callback=self._lost,
-                custom_ioloop=self._loop,
-            )
+        if self._stopping:
+            return
+        if self._writer.large_bytes > self._options.max_batch_bytes:
+            # It would come again, and be in memory twice.
+            self._loop.call_later(LARGE_LETTER_SECONDS, self._connect)
+            return
+        self._connection = RawConnection(
+            self._parameters,
+            on_open_callback=self._opened,
+            on_open_error_callback=self._lost,
+            on_close_callback=self._lost,
+            custom_ioloop=self._loop,
+        )
 
     def _opened(self, connection: RawConnection) -> None:
         log.info("broker.connected", host=self._address.host, vhost=self._address.vhost)

@@ -139,6 +139,8 @@ class Writer(threading.Thread):
         self._filing = filing or Filing()
         self.failed = False
         """Whether it ended by an error of ours."""
+        self.large_bytes = 0
+        """The size of the letter in hand, where it is alone."""
         self._chores_seconds, self._chores_at = chores_seconds, 0.0
         self._giving_up = threading.Event()
         self._busy_since: float | None = None
@@ -184,6 +186,7 @@ class Writer(threading.Thread):
     def _store_batches(self) -> None:
         while (batch := self._inbox.take(idle_seconds=self._chores_seconds)) is not None:
             self._busy_since = time.monotonic()
+            self.large_bytes = batch[0].size_bytes if len(batch) == 1 else 0
             self.end_doubts()
             if time.monotonic() >= self._chores_at:
                 self._chores()
@@ -192,6 +195,7 @@ class Writer(threading.Thread):
                 return
             # Large letters are not kept while the next batch is waited for.
             del batch
+            self.large_bytes = 0
             self._busy_since = None
 
     def _store_batch(self, batch: list[Incoming]) -> bool:

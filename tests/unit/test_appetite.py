@@ -1,0 +1,29 @@
+"""How many letters are asked for at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from consumers.appetite import Appetite
+
+MEGABYTE = 1024 * 1024
+
+
+@pytest.mark.parametrize("in_hand", [2, 3, 16, 4000])
+def test_large_letters_come_one_at_a_time(in_hand: int) -> None:
+    """However many small ones were asked for before, two as well: two of 10 MB take too much memory (D1)."""
+    appetite = Appetite(most=4000, budget_bytes=16 * MEGABYTE)
+    appetite.current = in_hand
+    appetite.saw(10 * MEGABYTE)
+    assert appetite.change() == 1
+    assert appetite.change() is None
+
+
+def test_small_letters_after_large_ones_come_many_at_a_time() -> None:
+    """Large ones are forgotten after some hundred small ones (D1)."""
+    appetite = Appetite(most=4000, budget_bytes=16 * MEGABYTE)
+    appetite.saw(10 * MEGABYTE)
+    assert appetite.wanted == 1
+    for _ in range(500):
+        appetite.saw(100)
+    assert appetite.wanted > 1000
