@@ -15,9 +15,9 @@ import sqlalchemy as sa
 
 from consumers.database import reading
 from consumers.dead_letters import dead_letters
-from sandbox.processes import Process
+from sandbox.processes import Process, eventually
 from tests.conftest import DEFINITIONS
-from tests.integration.mailroom import raw_properties, task_headers
+from tests.integration.mailroom import DEAD_LETTER_QUEUE, depth, raw_properties, task_headers
 
 StartDrain = Callable[..., Process]
 """``start_drain(amqp_url, database_url, **settings)``"""
@@ -39,6 +39,16 @@ def drain_process(folder: Path, number: int, url: str, database_url: str, **sett
         },
         cwd=folder,
     )
+
+
+def stop_when_empty(*drains: Process, url: str) -> None:
+    """Stop drains once nothing waits for them: a row may be there before its letter is acked, or comes again.
+
+    What a drain holds when it is stopped it stores and acks before it ends.
+    """
+    eventually(lambda: depth(url, DEAD_LETTER_QUEUE) == 0)
+    assert [drain.stop() for drain in drains] == [0] * len(drains)
+    assert depth(url, DEAD_LETTER_QUEUE) == 0
 
 
 def letters(count: int, *, padding: str = "") -> list[tuple[bytes, bytes]]:

@@ -16,7 +16,14 @@ from consumers.groups import failure_groups
 from sandbox.processes import eventually, free_port
 from tests.conftest import VirtualHost
 from tests.integration import outages
-from tests.integration.drain_processes import StartDrain, body_count, letters, readiness, row_count
+from tests.integration.drain_processes import (
+    StartDrain,
+    body_count,
+    letters,
+    readiness,
+    row_count,
+    stop_when_empty,
+)
 from tests.integration.mailroom import DEAD_LETTER_QUEUE, depth, publish
 from tests.integration.outages import Outage
 
@@ -63,8 +70,7 @@ def test_a_database_that_is_away_is_waited_for(
     outage.end()
     eventually(lambda: readiness(port)["ok"])
     eventually(lambda: _rows(outage.url) == BEFORE + DURING)
-    assert drain.stop() == 0
-    assert depth(deployed.url, DEAD_LETTER_QUEUE) == 0
+    stop_when_empty(drain, url=deployed.url)
     engine = open_database(outage.url)
     assert row_count(engine) == body_count(engine) == _counted_in_groups(engine) == BEFORE + DURING
     engine.dispose()

@@ -19,7 +19,15 @@ from consumers.database import open_database, require_schema
 from sandbox.processes import eventually, free_port
 from sandbox.servers import PrivatePostgreSQL, PrivateRabbitMQ
 from tests.conftest import VirtualHost
-from tests.integration.drain_processes import StartDrain, body_count, letters, locked, readiness, row_count
+from tests.integration.drain_processes import (
+    StartDrain,
+    body_count,
+    letters,
+    locked,
+    readiness,
+    row_count,
+    stop_when_empty,
+)
 from tests.integration.mailroom import DEAD_LETTER_QUEUE, TOPOLOGY, depth, publish, raw_properties, task_headers
 
 
@@ -70,11 +78,9 @@ def test_two_drains_that_are_killed_lose_and_double_nothing(
         drains[number % 2] = start_drain(deployed.url, url)
     publish(deployed.url, batch[kills * (total // kills) :])
     eventually(lambda: body_count(engine) == total, seconds=60)
-    eventually(lambda: depth(deployed.url, DEAD_LETTER_QUEUE) == 0)
     for drain in drains:
         eventually(lambda drain=drain: "broker.connected" in drain.output())  # type: ignore[misc]
-        assert drain.stop() == 0
-    assert depth(deployed.url, DEAD_LETTER_QUEUE) == 0
+    stop_when_empty(*drains, url=deployed.url)
     assert row_count(engine) == total
 
 
@@ -202,9 +208,7 @@ def test_two_drains_that_are_killed_while_their_servers_fail_lose_and_double_not
                 replace(victim)
             own_postgresql.start()
     eventually(lambda: body_count(engine) == rounds * share, seconds=120)
-    eventually(lambda: depth(url, DEAD_LETTER_QUEUE) == 0)
-    assert [drain.stop() for drain in drains] == [0, 0]
-    assert depth(url, DEAD_LETTER_QUEUE) == 0
+    stop_when_empty(*drains, url=url)
     assert row_count(engine) == rounds * share
     engine.dispose()
 
