@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import importlib
 import logging
 from collections.abc import Callable
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 
-import apprise
 import httpx
 import structlog
 
@@ -81,7 +81,7 @@ class AppriseChannel:
 
     def __init__(self, config: ChannelConfig) -> None:
         self.name = config.name
-        self._apprise = apprise.Apprise()
+        self._apprise = _apprise().Apprise()
         separator = "&" if "?" in config.url else "?"
         timeouts = "" if "rto=" in config.url else f"{separator}cto={TIMEOUT_SECONDS}&rto={TIMEOUT_SECONDS}"
         if not self._apprise.add(config.url + timeouts):
@@ -89,18 +89,24 @@ class AppriseChannel:
 
     def send(self, delivery: Delivery) -> None:
         """Send it. Raises ChannelError."""
+        apprise = _apprise()
         kinds = {
             Severity.INFO: apprise.NotifyType.INFO,
             Severity.WARNING: apprise.NotifyType.WARNING,
             Severity.CRITICAL: apprise.NotifyType.FAILURE,
         }
-        with apprise.LogCapture(level=logging.WARNING) as said:  # type: ignore[no-untyped-call]
+        with apprise.LogCapture(level=logging.WARNING) as said:
             sent = self._apprise.notify(
                 body=text(delivery), title=title(delivery), notify_type=kinds[delivery.severity]
             )
             problem = " ".join(said.getvalue().split())
         if not sent:
             raise ChannelError(problem[:500] or "Apprise could not send it")
+
+
+def _apprise() -> Any:
+    """Apprise, which is long to import and used only where a channel is one of its own."""
+    return importlib.import_module("apprise")
 
 
 class WebhookChannel:

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import celery
 import pika.exceptions
 import redis
 import sqlalchemy as sa
 from amqp.exceptions import AMQPError
-from celery import Celery
 from kombu.exceptions import OperationalError
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -152,7 +152,8 @@ def _missing(url: str, queues: Iterable[str], away: dict[str, str]) -> list[str]
 
 def _registered(url: str, away: dict[str, str]) -> tuple[set[str], int | None]:
     """The names of the tasks that workers have, and how many workers answered."""
-    app = Celery(broker=BrokerAddress.parse(url).url, set_as_current=False)
+    # Celery loads its app, which is large, when it is named: only here.
+    app = celery.Celery(broker=BrokerAddress.parse(url).url, set_as_current=False)
     try:
         with app.connection_for_read(connect_timeout=TIMEOUT_SECONDS) as connection:
             answers = app.control.inspect(timeout=TIMEOUT_SECONDS, connection=connection).registered() or {}

@@ -52,3 +52,13 @@ def test_an_import_opens_no_connection_and_needs_no_environment() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_dead_letters_starts_without_what_few_starts_need() -> None:
+    """Alembic, Apprise and Celery's app are long to import, and large in a drain that runs for months (D1)."""
+    script = (
+        "import sys, consumers.__main__\n"
+        "print(sorted({'alembic', 'apprise', 'celery.app', 'kombu.transport', 'psycopg'} & set(sys.modules)))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert loaded.stdout == "[]\n"
