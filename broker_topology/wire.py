@@ -129,6 +129,10 @@ class RawProperties(pika.BasicProperties):  # type: ignore[misc]
         return self
 
 
+class DroppedError(pika.exceptions.StreamLostError):  # type: ignore[misc]
+    """The connection was cut by ``RawConnection.drop()``."""
+
+
 class RawConnection(pika.SelectConnection):  # type: ignore[misc]
     """A connection whose messages carry RawProperties.
 
@@ -156,7 +160,7 @@ class RawConnection(pika.SelectConnection):  # type: ignore[misc]
         """Cut the connection at once, whatever is under way; the close callback follows."""
         for channel_number in list(self._arriving):
             self.stop_delivering(channel_number)
-        self._terminate_stream(pika.exceptions.StreamLostError("dropped"))
+        self._terminate_stream(DroppedError())
 
     def _on_data_available(self, data_in: bytes) -> None:
         if not self._arriving:

@@ -17,6 +17,7 @@ class Appetite:
     def __init__(self, *, most: int, budget_bytes: int) -> None:
         self._most, self._budget_bytes = most, budget_bytes
         self._typical_bytes: float | None = None
+        self._wary = 0
         self.current = min(most, SMALLEST_START)
 
     def saw(self, body_bytes: int) -> None:
@@ -24,13 +25,15 @@ class Appetite:
         size = COPIES * body_bytes + LETTER_OVERHEAD_BYTES
         typical = self._typical_bytes or size
         self._typical_bytes = max(size, typical + FORGETTING * (size - typical))
+        self._wary = max(0, self._wary - 1)
 
     @property
     def wanted(self) -> int:
         """How many letters fit into the budget."""
         if self._typical_bytes is None:
             return self.current
-        return max(1, min(self._most, int(self._budget_bytes / self._typical_bytes)))
+        most = min(self._most, SMALLEST_START) if self._wary else self._most
+        return max(1, min(most, int(self._budget_bytes / self._typical_bytes)))
 
     def change(self) -> int | None:
         """The number to ask for from now on; None while the current one will do."""
@@ -42,6 +45,12 @@ class Appetite:
             return self.current
         return None
 
-    def too_much(self, letters: int, held_bytes: int) -> bool:
-        """Whether what is in hand went beyond any bound, because sizes changed all at once."""
-        return letters > 1 and held_bytes > self._budget_bytes
+    def draws_back(self, letters: int, held_bytes: int) -> bool:
+        """Whether more is in hand than may be, because sizes changed all at once; if so, fewer are asked for.
+
+        All that were asked for come again, small ones before large ones: until they have come, it stays few.
+        """
+        if letters <= 1 or held_bytes <= self._budget_bytes:
+            return False
+        self._wary, self.current = max(self._wary, self.current), 1
+        return True

@@ -20,7 +20,7 @@ from broker_topology.address import BrokerAddress
 from broker_topology.errors import DeadLetterOfficeError
 from broker_topology.message import MAX_DECODED_BYTES
 from broker_topology.topology import Topology
-from broker_topology.wire import RawConnection, parameters, why_away
+from broker_topology.wire import DroppedError, RawConnection, parameters, why_away
 from consumers.appetite import Appetite
 from consumers.backoff import Backoff
 from consumers.failure_notes import FailureNotes
@@ -175,6 +175,9 @@ class Drain:
             intake.closed()
         if self._stopping:
             self._loop.stop()
+            return
+        if isinstance(error, DroppedError):
+            self._loop.add_callback(self._connect)
             return
         wait = self._backoff.next()
         problem = why_away(self._address, error)

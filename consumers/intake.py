@@ -90,10 +90,9 @@ class Intake:
         self._appetite.saw(body_bytes)
         self._held_letters += 1
         self._held_bytes += body_bytes
-        if self._appetite.too_much(self._held_letters, self._held_bytes):
+        if self._appetite.draws_back(self._held_letters, self._held_bytes):
             log.warning("intake.too_much", queue=self.queue, letters=self._held_letters, bytes=self._held_bytes)
             # The broker has sent more than may be held: only a dropped connection stops what is under way.
-            self._appetite.current = self._appetite.wanted
             self._channel.connection.drop()
         elif self._held_letters == SMALLEST_START:
             # Enough to know their size by; the first commit would be long to wait for.

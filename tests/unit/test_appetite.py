@@ -27,3 +27,20 @@ def test_small_letters_after_large_ones_come_many_at_a_time() -> None:
     for _ in range(500):
         appetite.saw(100)
     assert appetite.wanted > 1000
+
+
+def test_large_letters_behind_small_ones_are_too_much_only_once() -> None:
+    """What was in hand comes again, the small ones first: few are asked for until all of it has come (D1)."""
+    appetite = Appetite(most=4000, budget_bytes=16 * MEGABYTE)
+    appetite.current = 1000
+    for size in (0, 0, 10 * MEGABYTE):
+        appetite.saw(size)
+    assert not appetite.draws_back(1, 20 * MEGABYTE)  # one alone may be of any size
+    assert not appetite.draws_back(3, 10 * MEGABYTE)
+    assert appetite.draws_back(4, 20 * MEGABYTE)
+    assert appetite.current == 1
+    for _ in range(999):
+        appetite.saw(100)
+    assert appetite.wanted == 16
+    appetite.saw(100)
+    assert appetite.wanted > 1000
