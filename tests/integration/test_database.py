@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
+from broker_topology.errors import ConfigurationError
 from consumers import audit, database, dead_letters, finding, replays
 from consumers.database import (
     SchemaError,
@@ -106,6 +107,31 @@ def test_each_command_says_what_is_wrong_in_one_sentence(
     assert done.returncode == code, done.stderr
     assert words in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("sqlite://", "names no file"),
+        ("sqlite:///:memory:", "names no file"),
+        ("mysql://127.0.0.1/letters", "names mysql"),
+        ("letters.db", "is not a database address"),
+    ],
+)
+def test_an_address_that_cannot_serve_is_refused(url: str, words: str) -> None:
+    """A wrong DATABASE_URL is a configuration error in words (D1)."""
+    with pytest.raises(ConfigurationError, match=words):
+        open_database(url)
+
+
+def test_the_connection_that_was_used_last_is_used_next(engine: sa.Engine) -> None:
+    """Taken in turn, each connection of a drain grows by the pages and statements of what it stores (D1)."""
+    first, last = engine.connect(), engine.connect()
+    driver = last.connection.driver_connection
+    first.close()
+    last.close()
+    with engine.connect() as following:
+        assert following.connection.driver_connection is driver
 
 
 def test_passwords_are_never_shown(tmp_path: Path) -> None:
