@@ -17,6 +17,8 @@ from consumers.writer import Receipt
 
 log = structlog.get_logger()
 
+MAX_PREFETCH = 65535
+
 
 class Host(Protocol):
     """The drain, as its intakes see it."""
@@ -75,10 +77,8 @@ class Intake:
             channel.basic_ack(receipt.tags[-1], multiple=True)
         if receipt.equal:
             # Its answer comes after the acks were taken in; nothing else of AMQP confirms them.
-            channel.basic_qos(
-                prefetch_count=self._appetite.current, callback=lambda _frame: self._host.certain(receipt.equal)
-            )
-        self._held_letters -= len(receipt.tags)
+            channel.basic_qos(prefetch_count=self._asked, callback=lambda _frame: self._host.certain(receipt.equal))
+        self._held_letters -= len(receipt.tags) + len(receipt.refused)
         self._held_bytes -= receipt.body_bytes
         self._backoff.reset()
         self._adjust()
@@ -130,7 +130,8 @@ class Intake:
         self._consume()
 
     def _consume(self) -> None:
-        channel, letters = self._channel, self._appetite.current
+        channel = self._channel
+        letters = self._asked = self._wanted
 
         def started(_frame: Any) -> None:
             self._adjusting = False
@@ -145,7 +146,8 @@ class Intake:
 
     def _adjust(self) -> None:
         """Ask for more or fewer letters from now on. A prefetch count holds for new consumers only."""
-        if self._adjusting or self._appetite.change() is None:
+        self._appetite.change()
+        if self._adjusting or self._asked == self._wanted:
             return
         self._adjusting = True
         channel = self._channel
@@ -153,6 +155,11 @@ class Intake:
             self._tag,
             callback=lambda _frame: self._consume() if channel is self._channel and channel.is_open else None,
         )
+
+    @property
+    def _wanted(self) -> int:
+        # What the database refused is counted by the broker until the channel ends.
+        return min(self._appetite.current + len(self._refused), MAX_PREFETCH)
 
     def _cancelled(self, _frame: Any) -> None:
         self._host.consuming(self.queue, "the broker ended the consumer")
@@ -173,6 +180,7 @@ class Intake:
     def _forget_channel(self) -> None:
         self._channel = None
         self._tag = ""
+        self._asked = 0
         self._adjusting = True
         self._refused: set[int] = set()
         self._held_letters = self._held_bytes = 0

@@ -55,7 +55,9 @@ class Receipt:
     source: Any
     tags: list[int]
     refused: list[int]
+    """What stays with the broker: the database takes it in no form."""
     body_bytes: int
+    """Of all of them."""
     equal: Counter[str]
     """Letters without an id among the tags, by content hash."""
 
@@ -232,11 +234,11 @@ def _receipts(batch: Sequence[Incoming], arrivals: Sequence[Arrival], stored: St
         for incoming, arrival in zip(batch, arrivals, strict=True):
             if incoming.source is not source:
                 continue
+            size += len(incoming.letter.body)
             if refused_ids and id(arrival) in refused_ids:
                 refused.append(incoming.tag)
             else:
                 tags.append(incoming.tag)
-                size += len(incoming.letter.body)
                 if incoming.letter.content_hash:
                     equal[incoming.letter.content_hash] += 1
         receipts.append(Receipt(source=source, tags=tags, refused=refused, body_bytes=size, equal=equal))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import uuid
 from typing import Any
 
 import pytest
@@ -21,8 +22,10 @@ from consumers.replay import ReplayOptions, replay
 from tests.conftest import VirtualHost
 from tests.integration.hostile_messages import CATALOGUE, Hostile
 from tests.integration.mailroom import (
+    DEAD_LETTER_QUEUE,
     TOPOLOGY,
     WORK_QUEUE,
+    depth,
     draining,
     publish,
     raw_properties,
@@ -179,3 +182,23 @@ def test_one_poisonous_row_does_not_hold_up_its_batch(deployed: VirtualHost, eng
     (poisonous,) = [row for row in rows(engine) if row["task_name"] is None]
     assert "refused" in poisonous["decode_problem"]
     assert read_properties(poisonous["properties"]).headers["task"] == "poison"
+
+
+def test_what_the_database_takes_in_no_form_holds_nothing_up(deployed: VirtualHost, engine: sa.Engine) -> None:
+    """It stays with the broker, also where letters are so large that they come one at a time (D2)."""
+    with engine.begin() as connection:
+        if engine.dialect.name == "sqlite":
+            connection.execute(
+                sa.text(
+                    "CREATE TRIGGER large BEFORE INSERT ON dead_letters WHEN NEW.body_bytes > 5000000 "
+                    "BEGIN SELECT RAISE(ABORT, 'refused by the test'); END"
+                )
+            )
+        else:
+            connection.execute(sa.text("ALTER TABLE dead_letters ADD CHECK (body_bytes <= 5000000)"))
+    large = b"x" * 6_000_000
+    for body in (large, large, large, b"[[1], {}, {}]", b"[[2], {}, {}]"):
+        publish(deployed.url, [(raw_properties(task_headers(task_id=str(uuid.uuid4()))), body)])
+    with draining(deployed.url, engine):
+        stored_rows(engine, 2)
+    assert depth(deployed.url, DEAD_LETTER_QUEUE) == 3
