@@ -35,15 +35,11 @@ class Appetite:
         most = min(self._most, SMALLEST_START) if self._wary else self._most
         return max(1, min(most, int(self._budget_bytes / self._typical_bytes)))
 
-    def change(self) -> int | None:
-        """The number to ask for from now on; None while the current one will do."""
-        if self.wanted >= 2 * self.current or self.wanted == self._most > self.current:
-            self.current = self.wanted
-            return self.current
-        if self.wanted <= self.current / 2:
-            self.current = self.wanted
-            return self.current
-        return None
+    def change(self) -> None:
+        """Ask for as many as are wanted from now on, where that is not nearly what is asked for."""
+        wanted = self.wanted
+        if wanted >= 2 * self.current or wanted <= self.current / 2 or wanted == self._most:
+            self.current = wanted
 
     def draws_back(self, letters: int, held_bytes: int) -> bool:
         """Whether more is in hand than may be, because sizes changed all at once; if so, fewer are asked for.

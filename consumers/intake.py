@@ -131,7 +131,7 @@ class Intake:
 
     def _consume(self) -> None:
         channel = self._channel
-        letters = self._asked = self._wanted
+        letters = self._asked = self._prefetch
 
         def started(_frame: Any) -> None:
             self._adjusting = False
@@ -147,7 +147,7 @@ class Intake:
     def _adjust(self) -> None:
         """Ask for more or fewer letters from now on. A prefetch count holds for new consumers only."""
         self._appetite.change()
-        if self._adjusting or self._asked == self._wanted:
+        if self._adjusting or self._asked == self._prefetch:
             return
         self._adjusting = True
         channel = self._channel
@@ -157,7 +157,7 @@ class Intake:
         )
 
     @property
-    def _wanted(self) -> int:
+    def _prefetch(self) -> int:
         # What the database refused is counted by the broker until the channel ends.
         return min(self._appetite.current + len(self._refused), MAX_PREFETCH)
 
