@@ -47,6 +47,8 @@ def stop_when_empty(*drains: Process, url: str) -> None:
     What a drain holds when it is stopped it stores and acks before it ends.
     """
     eventually(lambda: depth(url, DEAD_LETTER_QUEUE) == 0)
+    # Before that a signal ends it as it ends any process.
+    eventually(lambda: all("broker.connected" in drain.output() for drain in drains))
     assert [drain.stop() for drain in drains] == [0] * len(drains)
     assert depth(url, DEAD_LETTER_QUEUE) == 0
 
