@@ -37,6 +37,11 @@ MAX_KEY_LENGTH = 512
 """Characters that an idempotency key may have."""
 
 MAX_DECODED_BYTES = 16 * 1024 * 1024
+TEXT_ENCODINGS = frozenset(
+    {"utf-8", "utf8", "ascii", "us-ascii", "latin-1", "latin1", "iso-8859-1"}
+    | {f"{name}{order}" for name in ("utf-16", "utf-32") for order in ("", "-le", "-be")}
+)
+"""Others that Python knows take quadratic time (punycode), or are no text at all."""
 """A body larger than this, before or after decompression, is kept but not decoded."""
 
 
@@ -167,8 +172,11 @@ def _decode_body(
     content_encoding: str | None,
     limit: int,
 ) -> tuple[Any, str | None]:
+    encoding = (content_encoding or "utf-8").lower().replace("_", "-")
     if content_type != "application/json":
         return None, f"content type {content_type!r} is not decoded"
+    if encoding not in TEXT_ENCODINGS:
+        return None, f"content encoding {content_encoding!r} is not decoded"
     if len(body) > limit:
         return None, f"the body has {len(body)} bytes, more than {limit}"
     compression = headers.get("compression")
@@ -177,9 +185,13 @@ def _decode_body(
             body = decompress(body, str(compression), limit)
         except CompressionError as error:
             return None, f"the body cannot be decompressed: {error}"
+    return _parsed(body, encoding)
+
+
+def _parsed(body: bytes, encoding: str) -> tuple[Any, str | None]:
     try:
-        return json.loads(body.decode(content_encoding or "utf-8")), None
-    except (ValueError, LookupError) as error:
+        return json.loads(body.decode(encoding)), None
+    except ValueError as error:
         return None, f"the body is not JSON: {error}"
     except RecursionError:
         return None, "the body is nested too deeply"

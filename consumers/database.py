@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from broker_topology.errors import ConfigurationError, DeadLetterOfficeError
 from consumers.keyring import NO_KEYS, Keyring
@@ -33,6 +34,7 @@ _VERSION = sa.table("alembic_version", sa.column("version_num", sa.String))
 
 BUSY_TIMEOUT_SECONDS = 10
 CONNECT_TIMEOUT_SECONDS = 10
+RECYCLE_SECONDS = 3600
 
 # SQLite gives a rowid of its own to INTEGER PRIMARY KEY alone.
 BigId = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
@@ -89,6 +91,8 @@ def open_database(url: str, *, pool_size: int = 5, keyring: Keyring = NO_KEYS) -
                     parsed,
                     pool_size=pool_size,
                     pool_use_lifo=True,
+                    # A temporary table, which vacuum never freezes, keeps a session's oldest transaction.
+                    pool_recycle=RECYCLE_SECONDS,
                     pool_pre_ping=True,
                     connect_args={"connect_timeout": CONNECT_TIMEOUT_SECONDS, **_NOTICE_DEAD_SERVERS},
                 )
@@ -152,7 +156,7 @@ def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
     try:
         with engine.execution_options(writes=True).begin() as connection:
             yield connection
-    except (DBAPIError, engine.dialect.loaded_dbapi.Error) as error:
+    except (DBAPIError, PoolTimeoutError, engine.dialect.loaded_dbapi.Error) as error:
         raise DatabaseUnavailableError(database_problem(error)) from error
 
 
@@ -162,7 +166,7 @@ def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
     try:
         with engine.connect() as connection:
             yield connection
-    except DBAPIError as error:
+    except (DBAPIError, PoolTimeoutError) as error:
         raise DatabaseUnavailableError(database_problem(error)) from error
 
 

@@ -176,10 +176,10 @@ class Drain:
         if self._stopping:
             self._loop.stop()
             return
-        if isinstance(error, DroppedError):
-            self._loop.add_callback(self._connect)
-            return
         wait = self._backoff.next()
+        if isinstance(error, DroppedError):
+            self._loop.call_later(wait, self._connect)
+            return
         problem = why_away(self._address, error)
         self.metrics.reconnects.inc()
         self.health.ill("broker", problem)

@@ -85,10 +85,6 @@ class Groups:
         for letter, group_id in letters:
             self._known[letter.fingerprint.digest] = group_id
 
-    def forget(self) -> None:
-        """Look groups up anew: some were merged."""
-        self._known.clear()
-
 
 def _found(connection: sa.Connection, digests: Sequence[str]) -> dict[str, int]:
     rows = connection.execute(sa.select(c.digest, sa.func.coalesce(c.merged_into, c.id)).where(c.digest.in_(digests)))

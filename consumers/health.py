@@ -80,6 +80,8 @@ class HealthServer:
         answers: dict[str, Callable[[], Verdict]] = {"/livez": health.live, "/readyz": health.ready}
 
         class Answer(http.server.BaseHTTPRequestHandler):
+            timeout = 10  # seconds, for whoever connects and asks nothing
+
             def do_GET(self) -> None:
                 path = self.path.partition("?")[0]
                 if path == "/metrics":

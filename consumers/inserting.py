@@ -94,7 +94,7 @@ def note_values(note: FailureNote) -> dict[str, Any]:
     }
 
 
-# In the order of the table, which _row follows.
+# In the order of the table, which row_of follows.
 _COLUMNS = [column.name for column in dead_letters.c if column.name != "id"]
 _NO_NOTE = (None,) * 10
 _OPEN = State.OPEN.value

@@ -17,8 +17,6 @@ from consumers.writer import Receipt
 
 log = structlog.get_logger()
 
-MAX_PREFETCH = 65535
-
 
 class Host(Protocol):
     """The drain, as its intakes see it."""
@@ -69,6 +67,7 @@ class Intake:
         if channel is None or receipt.source is not channel or not channel.is_open:
             return
         self._refused.update(receipt.refused)
+        self._blocked += len(receipt.refused)
         if self._refused:
             # A multiple ack would take the refused ones with it.
             for tag in receipt.tags:
@@ -131,7 +130,8 @@ class Intake:
 
     def _consume(self) -> None:
         channel = self._channel
-        letters = self._asked = self._prefetch
+        letters = self._asked = self._appetite.current
+        self._blocked = 0
 
         def started(_frame: Any) -> None:
             self._adjusting = False
@@ -147,7 +147,8 @@ class Intake:
     def _adjust(self) -> None:
         """Ask for more or fewer letters from now on. A prefetch count holds for new consumers only."""
         self._appetite.change()
-        if self._adjusting or self._asked == self._prefetch:
+        # What the database refused is never acknowledged: the broker counts it until the consumer ends.
+        if self._adjusting or (self._asked == self._appetite.current and self._blocked < self._asked):
             return
         self._adjusting = True
         channel = self._channel
@@ -155,11 +156,6 @@ class Intake:
             self._tag,
             callback=lambda _frame: self._consume() if channel is self._channel and channel.is_open else None,
         )
-
-    @property
-    def _prefetch(self) -> int:
-        # What the database refused is counted by the broker until the channel ends.
-        return min(self._appetite.current + len(self._refused), MAX_PREFETCH)
 
     def _cancelled(self, _frame: Any) -> None:
         self._host.consuming(self.queue, "the broker ended the consumer")
@@ -180,7 +176,7 @@ class Intake:
     def _forget_channel(self) -> None:
         self._channel = None
         self._tag = ""
-        self._asked = 0
+        self._asked = self._blocked = 0
         self._adjusting = True
         self._refused: set[int] = set()
         self._held_letters = self._held_bytes = 0

@@ -183,7 +183,13 @@ def _identities(
     published_at = header.headers.get(PUBLISHED_AT_HEADER)
     died_at = death.died_at if death else None
     if not (death and published_at):
-        return _digest(died_at, delivery.body, *said, delivery.routing_key, header.death_said), None, None
+        # What no queue wanted has no death: when it was published tells it from another of the same id.
+        moment = died_at or _moment(published_at)
+        return (
+            _digest(moment, delivery.body, *said, delivery.routing_key, header.death_said, published_at),
+            None,
+            None,
+        )
     copies = _digest(
         _moment(published_at), delivery.body, *said, published_at, death.queue, death.reason, death.count
     )

@@ -18,7 +18,7 @@ class DrainMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._labels: set[tuple[str, str]] = set()
+        self._labels: set[tuple[str, str, str]] = set()
         prefix, registry = "dead_letters", self.registry
         self._stored = Counter(
             f"{prefix}_stored_total", "Letters stored", ["queue", "task", "reason"], registry=registry
@@ -72,8 +72,9 @@ class DrainMetrics:
         self._commit.observe(seconds)
 
     def _bounded(self, queue: str, task: str, reason: str) -> tuple[str, str, str]:
-        if (queue, task) not in self._labels:
+        labels = (queue, task, reason)
+        if labels not in self._labels:
             if len(self._labels) >= MAX_TASK_LABELS:
                 return "other", "other", "other"
-            self._labels.add((queue, task))
-        return queue, task, reason
+            self._labels.add(labels)
+        return labels

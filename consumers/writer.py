@@ -68,6 +68,9 @@ class Inbox:
     def __init__(self, *, max_batch_rows: int, max_batch_bytes: int) -> None:
         self._max_rows, self._max_bytes = max_batch_rows, max_batch_bytes
         self._waiting: list[Incoming] = []
+        self._taken = 0
+        """How many the writer has in hand."""
+        self._taken_died_at: datetime | None = None
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._closed = False
@@ -85,11 +88,13 @@ class Inbox:
             self._waiting = [incoming for incoming in self._waiting if incoming.source is not source]
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return self._taken + len(self._waiting)
 
     def oldest_died_at(self) -> datetime | None:
-        """When the letter died that has waited longest; None when nothing waits."""
+        """When the letter died that is not stored for longest; None when all are."""
         with self._changed:
+            if self._taken_died_at is not None:
+                return self._taken_died_at
             return self._waiting[0].letter.died_at if self._waiting else None
 
     def close(self) -> None:
@@ -99,13 +104,15 @@ class Inbox:
             self._changed.notify()
 
     def take(self, *, idle_seconds: float) -> list[Incoming] | None:
-        """The next batch; empty after ``idle_seconds`` of quiet; None when closed and empty."""
+        """The next batch, the one before it being done; empty after ``idle_seconds`` of quiet; None in the end."""
         with self._changed:
+            self._taken, self._taken_died_at = 0, None
             self._changed.wait_for(lambda: self._waiting or self._closed, idle_seconds)
             if 0 < len(self._waiting) < FULL_ROWS and not self._closed:
                 self._changed.wait_for(lambda: len(self._waiting) >= FULL_ROWS or self._closed, LINGER_SECONDS)
             batch = self._waiting[: self._fitting()]
             self._waiting = self._waiting[len(batch) :]
+            self._taken, self._taken_died_at = len(batch), batch[0].letter.died_at if batch else None
             return None if not batch and self._closed else batch
 
     def _fitting(self) -> int:

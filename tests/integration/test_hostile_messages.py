@@ -196,9 +196,9 @@ def test_what_the_database_takes_in_no_form_holds_nothing_up(deployed: VirtualHo
             )
         else:
             connection.execute(sa.text("ALTER TABLE dead_letters ADD CHECK (body_bytes <= 5000000)"))
-    large = b"x" * 6_000_000
-    for body in (large, large, large, b"[[1], {}, {}]", b"[[2], {}, {}]"):
+    refused, large = b"x" * 6_000_000, b"x" * 4_900_000
+    for body in (refused, refused, refused, b"[[1], {}, {}]", large, large, refused, large, large, b"[[2], {}, {}]"):
         publish(deployed.url, [(raw_properties(task_headers(task_id=str(uuid.uuid4()))), body)])
     with draining(deployed.url, engine):
-        stored_rows(engine, 2)
-    assert depth(deployed.url, DEAD_LETTER_QUEUE) == 3
+        stored_rows(engine, 6)
+    assert depth(deployed.url, DEAD_LETTER_QUEUE) == 4

@@ -37,10 +37,11 @@ def letter(*, died_at: datetime | None = NOW, now: datetime = NOW, **headers: An
     [
         (NOW, letter(id="t-1")),
         (AN_HOUR_BEFORE, letter(id="t-1", published_at=AN_HOUR_BEFORE.isoformat())),
+        (AN_HOUR_BEFORE, letter(id="t-1", died_at=None, published_at=AN_HOUR_BEFORE.isoformat())),
         (datetime.fromtimestamp(0, UTC), letter(id="t-1", died_at=None)),
         (NOW, letter()),
     ],
-    ids=["death", "copies", "no time", "no id"],
+    ids=["death", "copies", "no death", "no time", "no id"],
 )
 def test_identities_of_one_time_lie_side_by_side(begins: datetime, read: Letter) -> None:
     """They begin with the second, so that an index of millions is written at its end alone (D1)."""
@@ -53,6 +54,14 @@ def test_an_identity_is_that_of_the_death() -> None:
     assert letter(id="t-1").identity == letter(id="t-1", now=NOW + timedelta(hours=1)).identity
     others = [letter(id="t-2"), letter(id="t-1", died_at=NOW + timedelta(seconds=1)), letter(id="t-1", retries=1)]
     assert len({other.identity for other in [*others, letter(id="t-1")]}) == 4
+
+
+def test_an_id_that_is_used_again_is_another_letter_where_no_queue_wanted_it() -> None:
+    """There is no death to tell them apart: the time of publishing does, and a redelivery has the same (D1)."""
+    november, again, december = (
+        letter(id="charge-1", died_at=None, published_at=f"2026-{month}-01T12:00:00+00:00") for month in (11, 11, 12)
+    )
+    assert november.identity == again.identity != december.identity
 
 
 @given(published_at=st.text(max_size=40) | st.datetimes().map(str) | st.integers() | st.binary(max_size=20))
