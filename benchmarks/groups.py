@@ -42,14 +42,13 @@ class Notes(FailureNotes):
         self._noted = noted
         self._now = datetime.now(UTC)
 
-    def beside(self, letters: Sequence[tuple[Letter, int]]) -> list[Arrival]:
+    def beside(self, letters: Sequence[Letter]) -> list[Arrival]:
         """Each letter with a note of its own."""
         if not self._noted:
             return super().beside(letters)
         return [
             Arrival(
                 letter=letter,
-                copy=copy,
                 note=FailureNote(
                     reason="failed",
                     error_type="gateway.GatewayError",
@@ -58,7 +57,7 @@ class Notes(FailureNotes):
                     traceback=TRACEBACK,
                 ),
             )
-            for number, (letter, copy) in enumerate(letters)
+            for number, letter in enumerate(letters)
         ]
 
 

@@ -6,7 +6,6 @@ queue has a channel of its own, so that one which is missing or closed does not 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,7 +25,7 @@ from consumers.backoff import Backoff
 from consumers.failure_notes import FailureNotes
 from consumers.filing import Filing
 from consumers.health import Health
-from consumers.intake import Copies, Intake
+from consumers.intake import Intake
 from consumers.letters import Delivery, read_letter
 from consumers.metrics import DrainMetrics
 from consumers.storing import Stored
@@ -238,7 +237,7 @@ class Drain:
 
     # --- for the intakes
 
-    def received(self, channel: Any, tag: int, delivery: Delivery, *, unroutable: bool, copies: Copies) -> None:
+    def received(self, channel: Any, tag: int, delivery: Delivery, *, unroutable: bool) -> None:
         """Take one delivery in, unless the drain is about to end."""
         if self._stopping:
             return
@@ -248,9 +247,7 @@ class Drain:
             unroutable=unroutable,
             max_body_bytes=self._options.max_decoded_bytes,
         )
-        self._inbox.put(
-            Incoming(source=channel, tag=tag, letter=letter, copy=copies.number(letter.content_hash, delivery))
-        )
+        self._inbox.put(Incoming(source=channel, tag=tag, letter=letter))
 
     def forget(self, channel: Any) -> None:
         """A channel is gone, and with it the meaning of its delivery tags."""
@@ -267,9 +264,9 @@ class Drain:
         else:
             self.health.ill(f"queue {queue}", problem)
 
-    def certain(self, equal: Counter[str]) -> None:
+    def certain(self, receipt: Receipt) -> None:
         """The broker has the acks of these letters without an id."""
-        self._writer.certain(equal)
+        self._writer.certain(receipt)
 
     def asking_for(self, queue: str, letters: int) -> None:
         """That many letters may be in hand from a queue."""

@@ -51,18 +51,18 @@ class FailureNotes:
         """Whether Redis answered when it was last asked."""
         return self._ask_again_at == 0.0
 
-    def beside(self, letters: Sequence[tuple[Letter, int]]) -> list[Arrival]:
-        """Each letter (with its number among equal copies) and its note, or where the note would be."""
-        keys = [self._key(letter) for letter, _ in letters]
+    def beside(self, letters: Sequence[Letter]) -> list[Arrival]:
+        """Each letter and its note, or where the note would be."""
+        keys = [self._key(letter) for letter in letters]
         notes = self.read([key for key in keys if key is not None])
         arrivals = []
-        for (letter, copy), key in zip(letters, keys, strict=True):
+        for letter, key in zip(letters, keys, strict=True):
             if key is None:
-                arrivals.append(Arrival(letter=letter, copy=copy))
+                arrivals.append(Arrival(letter=letter))
             elif notes is None:
-                arrivals.append(Arrival(letter=letter, copy=copy, note_key=key))
+                arrivals.append(Arrival(letter=letter, note_key=key))
             else:
-                arrivals.append(Arrival(letter=letter, copy=copy, note=notes.get(key)))
+                arrivals.append(Arrival(letter=letter, note=notes.get(key)))
         return arrivals
 
     def read(self, keys: Sequence[str]) -> dict[str, FailureNote] | None:

@@ -29,8 +29,6 @@ class Arrival(NamedTuple):
     note: FailureNote | None = None
     note_key: str | None = None
     """Where its note would be, when Redis could not be asked."""
-    copy: int = 0
-    """Which of the equal copies that came back this is, on its channel; 0 for a first delivery."""
 
 
 def row_of(arrival: Arrival, now: datetime, group_id: int, moment: Callable[[datetime], Any]) -> Row:

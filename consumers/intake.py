@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -21,7 +20,7 @@ log = structlog.get_logger()
 class Host(Protocol):
     """The drain, as its intakes see it."""
 
-    def received(self, channel: Any, tag: int, delivery: Delivery, *, unroutable: bool, copies: Copies) -> None:
+    def received(self, channel: Any, tag: int, delivery: Delivery, *, unroutable: bool) -> None:
         """Take one delivery in."""
 
     def forget(self, channel: Any) -> None:
@@ -33,7 +32,7 @@ class Host(Protocol):
     def consuming(self, queue: str, problem: str | None) -> None:
         """A queue is being consumed, or why it is not."""
 
-    def certain(self, equal: Counter[str]) -> None:
+    def certain(self, receipt: Receipt) -> None:
         """The broker has the acks of these letters without an id."""
 
     def asking_for(self, queue: str, letters: int) -> None:
@@ -76,7 +75,7 @@ class Intake:
             channel.basic_ack(receipt.tags[-1], multiple=True)
         if receipt.equal:
             # Its answer comes after the acks were taken in; nothing else of AMQP confirms them.
-            channel.basic_qos(prefetch_count=self._asked, callback=lambda _frame: self._host.certain(receipt.equal))
+            channel.basic_qos(prefetch_count=self._asked, callback=lambda _frame: self._host.certain(receipt))
         self._held_letters -= len(receipt.tags) + len(receipt.refused)
         self._held_bytes -= receipt.body_bytes
         self._backoff.reset()
@@ -115,7 +114,7 @@ class Intake:
             properties=properties,
             body=body,
         )
-        self._host.received(self._channel, delivery_tag, delivery, unroutable=self._unroutable, copies=self._copies)
+        self._host.received(self._channel, delivery_tag, delivery, unroutable=self._unroutable)
 
     # --- the channel
 
@@ -180,18 +179,3 @@ class Intake:
         self._adjusting = True
         self._refused: set[int] = set()
         self._held_letters = self._held_bytes = 0
-        self._copies = Copies()
-
-
-class Copies:
-    """Numbers the equal messages without an id that the broker delivers again on one channel."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, int] = {}
-
-    def number(self, content_hash: str | None, delivery: Delivery) -> int:
-        """Which of the redelivered copies this is, from 1; 0 for what was never delivered before."""
-        if content_hash is None or not delivery.redelivered:
-            return 0
-        self._seen[content_hash] = self._seen.get(content_hash, 0) + 1
-        return self._seen[content_hash]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -19,6 +21,8 @@ from consumers.inserting import INSERTS, MOMENTS, Arrival, row_of, sealed_row
 from consumers.letters import storable
 from consumers.replay_endings import link_renewed_deaths
 from consumers.sealing import keyring_of
+
+NOTHING_SETTLING: Mapping[str, int] = MappingProxyType({})
 
 
 class StoredLetter(NamedTuple):
@@ -39,21 +43,33 @@ class Stored:
     """Letters that the database does not take in any form."""
 
 
-def store(engine: sa.Engine, arrivals: Sequence[Arrival], *, now: datetime, filing: Filing | None = None) -> Stored:
+def store(
+    engine: sa.Engine,
+    arrivals: Sequence[Arrival],
+    *,
+    now: datetime,
+    filing: Filing | None = None,
+    settling: Mapping[str, int] = NOTHING_SETTLING,
+) -> Stored:
     """Store a batch, each letter with its group. A batch that the database refuses is split until the one is found.
 
+    ``settling`` counts letters without an id, by content hash, that came on the same channels and were committed,
+    while the broker may not have their acks: their rows are in doubt, but on a channel that is open none comes again.
     Raises DatabaseUnavailableError when nothing can be stored now; then nothing of the batch part in hand is.
     """
     if not arrivals:
         return Stored()
     filing = filing or Filing()
     try:
-        return _store_all(engine, arrivals, now, filing)
+        return _store_all(engine, arrivals, now, filing, settling)
     except _RowRefusedError as error:
         if len(arrivals) == 1:
-            return _store_raw(engine, arrivals[0], str(error), now, filing)
+            return _store_raw(engine, arrivals[0], str(error), now, filing, settling)
     half = len(arrivals) // 2
-    parts = [store(engine, part, now=now, filing=filing) for part in (arrivals[:half], arrivals[half:])]
+    first = store(engine, arrivals[:half], now=now, filing=filing, settling=settling)
+    committed = [a for a in arrivals[:half] if a.letter.content_hash and all(a is not r for r in first.refused)]
+    settling = Counter(settling) + Counter(str(a.letter.content_hash) for a in committed)
+    parts = [first, store(engine, arrivals[half:], now=now, filing=filing, settling=settling)]
     return Stored(
         new=[letter for part in parts for letter in part.new],
         known=sum(part.known for part in parts),
@@ -61,7 +77,9 @@ def store(engine: sa.Engine, arrivals: Sequence[Arrival], *, now: datetime, fili
     )
 
 
-def _store_raw(engine: sa.Engine, arrival: Arrival, problem: str, now: datetime, filing: Filing) -> Stored:
+def _store_raw(
+    engine: sa.Engine, arrival: Arrival, problem: str, now: datetime, filing: Filing, settling: Mapping[str, int]
+) -> Stored:
     """Store the bare bytes of a letter whose decoded values the database refuses."""
     raw = arrival.letter._replace(
         task_name=None,
@@ -73,7 +91,7 @@ def _store_raw(engine: sa.Engine, arrival: Arrival, problem: str, now: datetime,
         decode_problem=storable(cut(f"the decoded letter was refused: {problem}", MAX_MESSAGE_LENGTH)),
     )
     try:
-        return _store_all(engine, [Arrival(letter=raw)], now, filing)
+        return _store_all(engine, [Arrival(letter=raw)], now, filing, settling)
     except _RowRefusedError:
         return Stored(refused=[arrival])
 
@@ -82,10 +100,12 @@ class _RowRefusedError(Exception):
     """Some row of the batch is at fault, not the state of the database."""
 
 
-def _store_all(engine: sa.Engine, arrivals: Sequence[Arrival], now: datetime, filing: Filing) -> Stored:
+def _store_all(
+    engine: sa.Engine, arrivals: Sequence[Arrival], now: datetime, filing: Filing, settling: Mapping[str, int]
+) -> Stored:
     with transaction(engine) as connection:
         try:
-            fresh = _without_redelivered(connection, arrivals, now)
+            fresh = _without_redelivered(connection, arrivals, now, settling)
             new, filed = _insert(connection, fresh, now, filing)
             if len(new) < len(fresh) and (late := _late_copies(connection, fresh, new)):
                 more_new, more_filed = _insert(connection, late, now, filing)
@@ -156,13 +176,16 @@ def _is_fault_of_row(error: Exception) -> bool:
     return isinstance(cause, ValueError | TypeError | OverflowError)
 
 
-def _without_redelivered(connection: sa.Connection, arrivals: Sequence[Arrival], now: datetime) -> Sequence[Arrival]:
+def _without_redelivered(
+    connection: sa.Connection, arrivals: Sequence[Arrival], now: datetime, settling: Mapping[str, int]
+) -> Sequence[Arrival]:
     """Drop what has no id, was delivered before, and is stored.
 
     Only the broker's word tells a redelivery of such a message from another just like it. Of several equal
-    copies that come back, as many are known as there are rows whose acks may not have reached the broker.
+    copies that come back, as many are known as there are rows whose acks may not have reached the broker, save
+    for those that are settling.
     """
-    hashes = {a.letter.content_hash for a in arrivals if a.copy and a.letter.content_hash}
+    hashes = {a.letter.content_hash for a in arrivals if a.letter.redelivered and a.letter.content_hash}
     if not hashes:
         return arrivals
     c = dead_letters.c
@@ -171,8 +194,15 @@ def _without_redelivered(connection: sa.Connection, arrivals: Sequence[Arrival],
         .where(c.content_hash.in_(hashes), c.stored_at > now - _REDELIVERY_WINDOW)
         .group_by(c.content_hash)
     )
-    stored: dict[str | None, int] = {content: number for content, number in rows}  # noqa: C416, dict(rows) takes a result for a mapping
-    return [a for a in arrivals if not a.copy or a.copy > stored.get(a.letter.content_hash, 0)]
+    in_doubt = {content: number - settling.get(content, 0) for content, number in rows}
+    fresh = []
+    for arrival in arrivals:
+        content = arrival.letter.content_hash
+        if arrival.letter.redelivered and content and in_doubt.get(content, 0) > 0:
+            in_doubt[content] -= 1
+        else:
+            fresh.append(arrival)
+    return fresh
 
 
 _REDELIVERY_WINDOW = timedelta(days=1)

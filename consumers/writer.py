@@ -8,10 +8,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 import structlog
@@ -40,7 +41,6 @@ class Incoming(NamedTuple):
     """The channel that it came on; its delivery tag means nothing on another one."""
     tag: int
     letter: Letter
-    copy: int
 
     @property
     def size_bytes(self) -> int:
@@ -153,8 +153,10 @@ class Writer(threading.Thread):
         self._chores_seconds, self._chores_at = chores_seconds, 0.0
         self._giving_up = threading.Event()
         self._busy_since: float | None = None
-        self._certain: Counter[str] = Counter()
+        self._certain: list[Receipt] = []
         self._certain_lock = threading.Lock()
+        self._settling: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
+        """Letters without an id, by channel and content hash, that are stored and may not be acknowledged yet."""
 
     @property
     def busy_seconds(self) -> float:
@@ -162,21 +164,25 @@ class Writer(threading.Thread):
         since = self._busy_since
         return 0.0 if since is None else time.monotonic() - since
 
-    def certain(self, equal: Counter[str]) -> None:
+    def certain(self, receipt: Receipt) -> None:
         """The broker has the acks of these letters without an id. Safe from other threads."""
         with self._certain_lock:
-            self._certain += equal
+            self._certain.append(receipt)
 
     def end_doubts(self) -> None:
         """Write down which letters without an id never come again; later while the database is away."""
         with self._certain_lock:
-            equal, self._certain = self._certain, Counter()
-        if not equal:
+            certain, self._certain = self._certain, []
+        if not certain:
             return
         try:
-            no_longer_in_doubt(self._engine, equal)
+            no_longer_in_doubt(self._engine, sum((receipt.equal for receipt in certain), Counter()))
         except DatabaseUnavailableError:
-            self.certain(equal)
+            with self._certain_lock:
+                self._certain += certain
+            return
+        for receipt in certain:
+            self._settling[receipt.source] -= receipt.equal
 
     def give_up(self) -> None:
         """Stop waiting for a database that is away: the letters in hand stay with the broker."""
@@ -209,20 +215,26 @@ class Writer(threading.Thread):
 
     def _store_batch(self, batch: list[Incoming]) -> bool:
         """Store one batch and give its receipts back. False when told to give up."""
-        arrivals = self._notes.beside([(incoming.letter, incoming.copy) for incoming in batch])
+        arrivals = self._notes.beside([incoming.letter for incoming in batch])
+        sources = {id(incoming.source): incoming.source for incoming in batch}.values()
+        settling = sum((self._settling.get(source, Counter()) for source in sources), Counter())
         started = time.monotonic()
-        stored = self._until_stored(arrivals)
+        stored = self._until_stored(arrivals, settling)
         if stored is None:
             return False
-        self._committed(_receipts(batch, arrivals, stored), stored, time.monotonic() - started)
+        receipts = _receipts(batch, arrivals, stored)
+        for receipt in receipts:
+            if receipt.equal:
+                self._settling.setdefault(receipt.source, Counter()).update(receipt.equal)
+        self._committed(receipts, stored, time.monotonic() - started)
         return True
 
-    def _until_stored(self, arrivals: Sequence[Arrival]) -> Stored | None:
+    def _until_stored(self, arrivals: Sequence[Arrival], settling: Mapping[str, int]) -> Stored | None:
         """Store a batch, waiting for the database as long as it takes. None when told to give up."""
         backoff = Backoff(last_seconds=LAST_WAIT_SECONDS)
         while True:
             try:
-                return store(self._engine, arrivals, now=self._clock(), filing=self._filing)
+                return store(self._engine, arrivals, now=self._clock(), filing=self._filing, settling=settling)
             except DatabaseUnavailableError as error:
                 self._unavailable(str(error))
                 wait = backoff.next()

@@ -15,7 +15,7 @@ NOW = datetime(2026, 5, 4, tzinfo=UTC)
 
 def incoming(tag: int, died_at: datetime = NOW) -> Incoming:
     delivery = Delivery("dead-letters", "", "dead-letters", redelivered=False, properties=b"", body=b"")
-    return Incoming(None, tag, read_letter(delivery, now=died_at, unroutable=False), 0)
+    return Incoming(None, tag, read_letter(delivery, now=died_at, unroutable=False))
 
 
 def test_what_the_writer_has_in_hand_still_waits() -> None:
