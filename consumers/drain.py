@@ -237,10 +237,10 @@ class Drain:
 
     # --- for the intakes
 
-    def received(self, channel: Any, tag: int, delivery: Delivery, *, unroutable: bool) -> None:
-        """Take one delivery in, unless the drain is about to end."""
+    def received(self, channel: Any, tag: int, delivery: Delivery, *, unroutable: bool) -> int:
+        """Take one delivery in, unless the drain is about to end. Returns the bytes that were unpacked."""
         if self._stopping:
-            return
+            return 0
         letter = read_letter(
             delivery,
             now=self._clock(),
@@ -248,6 +248,7 @@ class Drain:
             max_body_bytes=self._options.max_decoded_bytes,
         )
         self._inbox.put(Incoming(source=channel, tag=tag, letter=letter))
+        return letter.unpacked_bytes
 
     def forget(self, channel: Any) -> None:
         """A channel is gone, and with it the meaning of its delivery tags."""

@@ -20,8 +20,8 @@ log = structlog.get_logger()
 class Host(Protocol):
     """The drain, as its intakes see it."""
 
-    def received(self, channel: Any, tag: int, delivery: Delivery, *, unroutable: bool) -> None:
-        """Take one delivery in."""
+    def received(self, channel: Any, tag: int, delivery: Delivery, *, unroutable: bool) -> int:
+        """Take one delivery in. Returns the bytes that were unpacked."""
 
     def forget(self, channel: Any) -> None:
         """A channel is gone, and with it the meaning of its delivery tags."""
@@ -77,7 +77,7 @@ class Intake:
             # Its answer comes after the acks were taken in; nothing else of AMQP confirms them.
             channel.basic_qos(prefetch_count=self._asked, callback=lambda _frame: self._host.certain(receipt))
         self._held_letters -= len(receipt.tags) + len(receipt.refused)
-        self._held_bytes -= receipt.body_bytes
+        self._held_bytes -= receipt.held_bytes
         self._backoff.reset()
         self._adjust()
 
@@ -85,9 +85,12 @@ class Intake:
 
     def announced(self, body_bytes: int) -> None:
         """A body of that size is on its way."""
-        self._appetite.saw(body_bytes)
         self._held_letters += 1
-        self._held_bytes += body_bytes
+        self._holds(body_bytes)
+
+    def _holds(self, size: int) -> None:
+        self._appetite.saw(size)
+        self._held_bytes += size
         if self._appetite.draws_back(self._held_letters, self._held_bytes):
             log.warning("intake.too_much", queue=self.queue, letters=self._held_letters, bytes=self._held_bytes)
             # The broker has sent more than may be held: only a dropped connection stops what is under way.
@@ -114,7 +117,8 @@ class Intake:
             properties=properties,
             body=body,
         )
-        self._host.received(self._channel, delivery_tag, delivery, unroutable=self._unroutable)
+        if unpacked := self._host.received(self._channel, delivery_tag, delivery, unroutable=self._unroutable):
+            self._holds(unpacked)
 
     # --- the channel
 

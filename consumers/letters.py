@@ -91,6 +91,11 @@ class Letter(NamedTuple):
     note_task_id: str | None
     """The task id uncut, which the failure note is filed under."""
 
+    @property
+    def unpacked_bytes(self) -> int:
+        """How much larger its arguments are than its body, which may be compressed."""
+        return max(0, len(self.args or "") + len(self.kwargs or "") - len(self.body))
+
 
 def read_letter(
     delivery: Delivery, *, now: datetime, unroutable: bool, max_body_bytes: int = MAX_DECODED_BYTES

@@ -45,7 +45,7 @@ class Incoming(NamedTuple):
     @property
     def size_bytes(self) -> int:
         """What it holds of memory, roughly."""
-        return len(self.letter.body) + len(self.letter.properties) + 1000
+        return len(self.letter.body) + self.letter.unpacked_bytes + len(self.letter.properties) + 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +56,8 @@ class Receipt:
     tags: list[int]
     refused: list[int]
     """What stays with the broker: the database takes it in no form."""
-    body_bytes: int
-    """Of all of them."""
+    held_bytes: int
+    """Bodies of all of them, with what was unpacked of them."""
     equal: Counter[str]
     """Letters without an id among the tags, by content hash."""
 
@@ -253,12 +253,12 @@ def _receipts(batch: Sequence[Incoming], arrivals: Sequence[Arrival], stored: St
         for incoming, arrival in zip(batch, arrivals, strict=True):
             if incoming.source is not source:
                 continue
-            size += len(incoming.letter.body)
+            size += len(incoming.letter.body) + incoming.letter.unpacked_bytes
             if refused_ids and id(arrival) in refused_ids:
                 refused.append(incoming.tag)
             else:
                 tags.append(incoming.tag)
                 if incoming.letter.content_hash:
                     equal[incoming.letter.content_hash] += 1
-        receipts.append(Receipt(source=source, tags=tags, refused=refused, body_bytes=size, equal=equal))
+        receipts.append(Receipt(source=source, tags=tags, refused=refused, held_bytes=size, equal=equal))
     return receipts

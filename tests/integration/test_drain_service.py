@@ -6,6 +6,7 @@ import json
 import random
 import signal
 import time
+import zlib
 from pathlib import Path
 
 import httpx
@@ -28,7 +29,7 @@ from tests.integration.drain_processes import (
     row_count,
     stop_when_empty,
 )
-from tests.integration.mailroom import DEAD_LETTER_QUEUE, TOPOLOGY, depth, publish, raw_properties, task_headers
+from tests.integration.mailroom import DEAD_LETTER_QUEUE, TOPOLOGY, depth, long, publish, raw_properties, task_headers
 
 
 def test_sigterm_finishes_the_batch_and_exits_with_zero(
@@ -233,6 +234,23 @@ def test_a_backlog_does_not_fill_the_memory(
     peak = next(int(line.split()[1]) for line in status.splitlines() if "VmHWM" in line)
     print(f"{peak // 1000} MB at most with {small} small letters and {large} large ones")
     assert peak < 200_000, f"{peak // 1000} MB"
+
+
+def test_compressed_letters_count_as_what_they_unpack_to(
+    deployed: VirtualHost, engine: sa.Engine, start_drain: StartDrain
+) -> None:
+    """Thirty of 12 kB that hold 12 MB each are not in memory at once (D1, D2)."""
+    body = zlib.compress(json.dumps([["x" * 12_000_000], {}, {}]).encode(), 9)
+    compressed = [*task_headers(), (b"compression", long(b"application/x-gzip"))]
+    drain = start_drain(deployed.url, engine.url.render_as_string(hide_password=False))
+    eventually(lambda: "broker.connected" in drain.output())
+    with locked(engine):
+        publish(deployed.url, [(raw_properties(compressed), body)] * 30)
+        eventually(lambda: "intake.too_much" in drain.output())
+    eventually(lambda: row_count(engine) == 1 and depth(deployed.url, DEAD_LETTER_QUEUE) == 0)
+    status = Path(f"/proc/{drain.pid}/status").read_text()
+    peak = next(int(line.split()[1]) for line in status.splitlines() if "VmHWM" in line)
+    assert peak < 300_000, f"{peak // 1000} MB"
 
 
 @pytest.mark.soak  # a figure: it needs a quiet machine
