@@ -37,12 +37,13 @@ MAX_KEY_LENGTH = 512
 """Characters that an idempotency key may have."""
 
 MAX_DECODED_BYTES = 16 * 1024 * 1024
+"""A body larger than this, before or after decompression, is kept but not decoded."""
+
 TEXT_ENCODINGS = frozenset(
     {"utf-8", "utf8", "ascii", "us-ascii", "latin-1", "latin1", "iso-8859-1"}
     | {f"{name}{order}" for name in ("utf-16", "utf-32") for order in ("", "-le", "-be")}
 )
 """Others that Python knows take quadratic time (punycode), or are no text at all."""
-"""A body larger than this, before or after decompression, is kept but not decoded."""
 
 
 def is_broker_history(header: str) -> bool:

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from consumers.storing import Stored
 
-MAX_TASK_LABELS = 300
+MAX_SERIES = 300
 """Names come from messages, which anybody may invent; beyond that many they count as ``other``."""
 
 
@@ -74,7 +74,7 @@ class DrainMetrics:
     def _bounded(self, queue: str, task: str, reason: str) -> tuple[str, str, str]:
         labels = (queue, task, reason)
         if labels not in self._labels:
-            if len(self._labels) >= MAX_TASK_LABELS:
+            if len(self._labels) >= MAX_SERIES:
                 return "other", "other", "other"
             self._labels.add(labels)
         return labels

@@ -74,6 +74,12 @@ def body_count(engine: sa.Engine) -> int:
         return connection.execute(query).scalar_one()
 
 
+def peak_kilobytes(drain: Process) -> int:
+    """The most memory that a process had so far."""
+    status = Path(f"/proc/{drain.pid}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+
+
 def readiness(port: int) -> dict[str, Any]:
     """What ``/readyz`` says; ``ok`` is None while nobody answers."""
     try:

@@ -163,18 +163,22 @@ def test_a_fuzzed_batch_goes_through_the_broker(deployed: VirtualHost, engine: s
         stored_rows(engine, 500)
 
 
+def let_refuse(engine: sa.Engine, column: str, condition: str) -> None:
+    """Make the database refuse each letter that has this in a column."""
+    if engine.dialect.name == "sqlite":
+        statement = (
+            f"CREATE TRIGGER refusal BEFORE INSERT ON dead_letters WHEN NEW.{column} {condition} "
+            "BEGIN SELECT RAISE(ABORT, 'refused by the test'); END"
+        )
+    else:
+        statement = f"ALTER TABLE dead_letters ADD CHECK (NOT {column} {condition})"
+    with engine.begin() as connection:
+        connection.execute(sa.text(statement))
+
+
 def test_one_poisonous_row_does_not_hold_up_its_batch(deployed: VirtualHost, engine: sa.Engine) -> None:
     """A row that the database refuses is found by splitting, and stored in its raw form (D2)."""
-    with engine.begin() as connection:
-        if engine.dialect.name == "sqlite":
-            connection.execute(
-                sa.text(
-                    "CREATE TRIGGER poison BEFORE INSERT ON dead_letters WHEN NEW.task_name = 'poison' "
-                    "BEGIN SELECT RAISE(ABORT, 'refused by the test'); END"
-                )
-            )
-        else:
-            connection.execute(sa.text("ALTER TABLE dead_letters ADD CHECK (task_name <> 'poison')"))
+    let_refuse(engine, "task_name", "= 'poison'")
     names = ["good"] * 20 + ["poison"] + ["good"] * 20
     publish(deployed.url, [(raw_properties(task_headers(task=name)), b"[[1], {}, {}]") for name in names])
     with draining(deployed.url, engine):
@@ -186,16 +190,7 @@ def test_one_poisonous_row_does_not_hold_up_its_batch(deployed: VirtualHost, eng
 
 def test_what_the_database_takes_in_no_form_holds_nothing_up(deployed: VirtualHost, engine: sa.Engine) -> None:
     """It stays with the broker, also where letters are so large that they come one at a time (D2)."""
-    with engine.begin() as connection:
-        if engine.dialect.name == "sqlite":
-            connection.execute(
-                sa.text(
-                    "CREATE TRIGGER large BEFORE INSERT ON dead_letters WHEN NEW.body_bytes > 5000000 "
-                    "BEGIN SELECT RAISE(ABORT, 'refused by the test'); END"
-                )
-            )
-        else:
-            connection.execute(sa.text("ALTER TABLE dead_letters ADD CHECK (body_bytes <= 5000000)"))
+    let_refuse(engine, "body_bytes", "> 5000000")
     refused, large = b"x" * 6_000_000, b"x" * 4_900_000
     for body in (refused, refused, refused, b"[[1], {}, {}]", large, large, refused, large, large, b"[[2], {}, {}]"):
         publish(deployed.url, [(raw_properties(task_headers(task_id=str(uuid.uuid4()))), body)])

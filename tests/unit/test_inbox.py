@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from consumers.inserting import Arrival
 from consumers.letters import Delivery, read_letter
-from consumers.metrics import MAX_TASK_LABELS, DrainMetrics
+from consumers.metrics import MAX_SERIES, DrainMetrics
 from consumers.storing import Stored, StoredLetter
 from consumers.writer import Inbox, Incoming
 
@@ -34,7 +34,7 @@ def test_forged_reasons_make_no_series_without_end() -> None:
     """Whoever publishes straight into the dead-letter queue can name any reason (D1)."""
     metrics = DrainMetrics()
     letter = incoming(1).letter
-    forged = [letter._replace(reason=f"reason {n}") for n in range(2 * MAX_TASK_LABELS)]
+    forged = [letter._replace(reason=f"reason {n}") for n in range(2 * MAX_SERIES)]
     metrics.stored(Stored(new=[StoredLetter(n, Arrival(letter)) for n, letter in enumerate(forged)]), 0.1)
     (stored,) = [m for m in metrics.registry.collect() if m.name == "dead_letters_stored"]
-    assert len({s.labels["reason"] for s in stored.samples}) == MAX_TASK_LABELS + 1
+    assert len({s.labels["reason"] for s in stored.samples}) == MAX_SERIES + 1
